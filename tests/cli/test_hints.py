@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from elman.cli.main import main
-from elman.config.habits import choices, model_named
+from elman.config.suggestions import choice_named, choices
 
 MEANT = {
     "help": "type elman --help",
@@ -105,6 +105,8 @@ def test_a_flag_unlike_any_other_names_none(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_label_leads_to_a_model_only_as_a_whole() -> None:
     known = choices("model")
-    assert model_named("E88_h8n32", known) == "e88e_h8_75m"
-    assert model_named("E88_h8n3", known) is None
-    assert model_named("E88_h8n32", ["e1"]) is None  # a model that this command does not see
+    assert choice_named("model", "E88_h8n32", known) == "e88e_h8_75m"
+    assert choice_named("model", "E88_h8n3", known) is None
+    assert (
+        choice_named("model", "E88_h8n32", ["e1"]) is None
+    )  # a model that this command does not see

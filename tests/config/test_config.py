@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from elman.base.errors import UserError
 from elman.config.compose import compose_config, compose_tree
 from elman.config.keys import named_keys
-from elman.config.known_keys import known_keys
 from elman.config.run_config import MODES, RunConfig, flatten, size_keys
+from elman.config.suggestions import known_keys
 from elman.config.validate import validate
 from elman.sections.training import TrainConfig
 

@@ -8,9 +8,8 @@ import pytest
 
 from elman.base.errors import did_you_mean, nearest
 from elman.cli.main import main
-from elman.config import meanings
-from elman.config.known_keys import known_keys
-from elman.config.meanings import meant_key
+from elman.config import synonyms
+from elman.config.suggestions import known_keys, meant_key
 
 
 @pytest.mark.parametrize(
@@ -120,10 +119,10 @@ def test_another_unit_is_suggested_without_the_value(capfd: pytest.CaptureFixtur
 
 def test_every_suggestion_exists() -> None:
     keys = set(known_keys())
-    targets = [target for known in meanings._SAME.values() for target in known]
-    assert set(targets) | set(meanings._ANOTHER_UNIT.values()) <= keys
+    tables = (synonyms.KEYS, synonyms.KEYS_OF_ANOTHER_UNIT)
+    assert {key for table in tables for meant in table.values() for key in meant} <= keys
     names = {key.rpartition(".")[2] for key in keys}
-    assert not {name for name in meanings._SAME if name in names and name not in _AMBIGUOUS}
+    assert not {word for word in synonyms.KEYS if word in names and word not in _AMBIGUOUS}
 
 
 _AMBIGUOUS = {"gpus", "workers", "context", "block_size"}

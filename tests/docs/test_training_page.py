@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elman.config.known_keys import known_keys
+from elman.config.suggestions import known_keys
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

@@ -38,7 +38,12 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     return by_lower[found[0]] if found else None
 
 
+def suggest(meant: str) -> str:
+    """Return the question that offers what was probably meant."""
+    return f"did you mean {meant}?"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean X?)``, or an empty string if nothing in ``known`` is close."""
+    """Return :func:`suggest` in brackets, or an empty string if nothing in ``known`` is close."""
     best = nearest(name, known)
-    return f" (did you mean {best}?)" if best else ""
+    return f" ({suggest(best)})" if best else ""

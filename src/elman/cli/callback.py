@@ -16,7 +16,7 @@ class ElmanCallback(Callback):
         from elman.cli import session
         from elman.config.compose import compose_tree, typed_overrides
         from elman.config.keys import named_keys
-        from elman.config.wording import in_our_words
+        from elman.config.mistakes import explain_mistakes
         from elman.runs.prepare import prepare
         from elman.sweeps.alone import DRY_RUN, asks_for_ranks, is_dry, plan_alone, ranks_alone
         from elman.sweeps.settings import refuse_alone
@@ -24,7 +24,7 @@ class ElmanCallback(Callback):
 
         try:
             typed = typed_overrides(config, "task")
-            with in_our_words(typed, compose_tree):
+            with explain_mistakes(typed, compose_tree):
                 ranks, dry = asks_for_ranks(config), is_dry(config)
                 if not ranks:
                     refuse_alone(named_keys(typed) - {DRY_RUN})

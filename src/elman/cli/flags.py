@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from elman.base.errors import UserError, did_you_mean, nearest
+from elman.base.errors import UserError, did_you_mean, nearest, suggest
 
 # Each flag's long name, with its short name and the placeholder of its value.
 _FLAGS: dict[str, tuple[str, str | None]] = {
@@ -141,12 +141,12 @@ def _check(found: Arguments) -> None:
 
 def _unknown(word: str, rest: Sequence[str]) -> str:
     """Return the error for an unknown flag: often a setting, typed as other programs want it."""
-    from elman.config.habits import flag_hint
+    from elman.config.suggestions import flag_hint
 
     name, _, value = word.partition("=")
     alone = not rest or rest[0].startswith("-") or "=" in rest[0]
     hint = flag_hint(name, value or ("" if alone else rest[0]))
     if hint is None:
         best = nearest(name, _FLAGS, _LIKE_A_FLAG) if word.startswith("--") else None
-        hint = f"did you mean {best}?" if best else "`elman --help` lists the flags"
+        hint = suggest(best) if best else "`elman --help` lists the flags"
     return f"{word}: unknown flag; {hint}"

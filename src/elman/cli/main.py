@@ -204,8 +204,11 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
     from elman.cli import session
     from elman.config.compose import CONFIG_MODULE, CONFIG_NAME, register_cells
     from elman.config.compose_once import compose_once
-    from elman.config.wording import in_our_words
+    from elman.config.mistakes import explain_mistakes
 
+    folder = arguments.flags.get("--config-dir")
+    if folder is not None and not os.path.isdir(folder):
+        raise UserError(f"--config-dir {folder}: no such folder; name an existing one")
     register_cells()
     compose_once()
     _register_plugins()
@@ -215,7 +218,10 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
     state = session.begin(session.Session(flags_of_jobs, typed, before_run, main, run_prepared))
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
-        with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):
+        with (
+            _hydra_surroundings(arguments),
+            explain_mistakes(arguments.overrides, _compose(arguments)),
+        ):
             command()
     except session.Halt as halt:
         raise halt.cause from None
@@ -331,7 +337,7 @@ def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig
 
 
 def _refuse(error: UserError) -> int:
-    from elman.config.wording import one_line
+    from elman.config.mistakes import one_line
 
     rank = _follows()
     if rank is not None:

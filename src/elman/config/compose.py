@@ -15,9 +15,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from elman.config.keys import named_keys
+from elman.config.mistakes import explain_mistakes
 from elman.config.package_files import find_package_files
 from elman.config.read_once import read_once
-from elman.config.wording import in_our_words
 from elman.config.yaml_loader import omegaconf_with_libyaml
 from elman.models.cells import registry
 
@@ -71,7 +71,7 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
         UserError: an override cannot be read, or a setting is unknown, of the wrong type or
             impossible.
     """
-    with in_our_words(overrides, compose_tree):
+    with explain_mistakes(overrides, compose_tree):
         tree = compose_tree(overrides)
         return typed_config(tree, tree.hydra.runtime.choices["model"], named_keys(overrides))
 

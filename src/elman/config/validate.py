@@ -13,10 +13,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from elman.base.errors import UserError, nearest
-from elman.config.known_keys import MODEL_KEYS, VOCAB_SIZE_FOLLOWS, not_an_option, unread_key
-from elman.config.pydantic_wording import first_problem, shown
 from elman.config.ranks import check_ranks
 from elman.config.run_config import RunConfig, size_keys
+from elman.config.setting_mistakes import (
+    VOCAB_SIZE_FOLLOWS,
+    first_problem,
+    not_an_option,
+    shown,
+    unread_key,
+)
+from elman.config.suggestions import MODEL_KEYS
 from elman.models.cells import registry
 from elman.sections.data import AnyData, refuse_unknown_task
 from elman.sections.graphs import graph_conflict

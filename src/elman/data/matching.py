@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from elman.base.errors import UserError, nearest
+from elman.base.errors import UserError, nearest, suggest
 from elman.base.run_files import OUTPUT_MARKS
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -317,7 +317,7 @@ def _what_is_missing(path: str) -> str:
         return f"{folder} is a file, not a folder; name that file"
     kind = "file" if missing == Path(path) else f"folder {missing.name}"
     best = _named_like(missing, _names_in(folder))
-    hint = f" (did you mean {best}?)" if best else "; name a file that exists"
+    hint = f" ({suggest(best)})" if best else "; name a file that exists"
     return f"no such {kind} in {folder}{hint}"
 
 

@@ -17,10 +17,10 @@ from elman.base.errors import UserError
 from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.base.quoting import quoted
 from elman.config.compose import compose_tree, typed_overrides
+from elman.config.mistakes import explain_mistakes
 from elman.config.ranks import Where, check_ranks, refuse_sweep_in_rank
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
-from elman.config.wording import in_our_words
 from elman.launchers.job import SweepJob, refuse_shared, wants_gpu
 from elman.runs.folder import check_free, claim_folder, make_folder, run_name
 from elman.runs.prepare import checked_config
@@ -193,7 +193,7 @@ def _claiming_anew(
     The command that resumes it names neither its suite nor its settings about sizes.
     """
     chosen = [f"{GROUP}={quoted(suite.name)}"] if suite is not None else []
-    with in_our_words(claimed, compose_tree):
+    with explain_mistakes(claimed, compose_tree):
         tree = context.config_loader.load_sweep_config(config, [*chosen, *claimed])
     return claiming(settings, tree)
 
@@ -264,7 +264,7 @@ def _refuse_run_dir(config: DictConfig) -> None:
 def _parsed(
     context: HydraContext, arguments: Sequence[str]
 ) -> tuple[OverridesParser, list[Override]]:
-    with in_our_words(arguments, compose_tree):
+    with explain_mistakes(arguments, compose_tree):
         parser = OverridesParser.create(config_loader=context.config_loader)
         return parser, parser.parse_overrides(list(arguments))
 
@@ -288,7 +288,7 @@ def _suite(
 ) -> ChosenSuite | None:
     """Return the suite of the sweep; a resumed one names it in its recorded overrides."""
     loader = context.config_loader
-    with in_our_words(arguments, compose_tree):
+    with explain_mistakes(arguments, compose_tree):
         return chosen_suite(
             lambda chosen: loader.load_sweep_config(config, chosen),
             _parsed(context, arguments)[1],
@@ -304,7 +304,7 @@ def _checked_jobs(
     may_pack: bool,
 ) -> list[SweepJob]:
     parser, overrides = _parsed(context, arguments)
-    with in_our_words(arguments, compose_tree):
+    with explain_mistakes(arguments, compose_tree):
         expanded = expand_suite(suite, overrides, parser) if suite else expand(overrides)
     jobs, composer = [], JobComposer(context, config)
     with LiveLine(quiet=QUIET_SECONDS) as line:
@@ -342,7 +342,7 @@ def _grown(
 
     if not typed:  # it is resumed
         return Grown.whole(grown_jobs(earlier, (), compose).jobs)
-    with in_our_words(typed, compose_tree):
+    with explain_mistakes(typed, compose_tree):
         asked = asked_jobs(earlier, _parsed(context, typed)[1], suite, of_suite)
     return grown_jobs(earlier, asked, compose)
 
@@ -359,7 +359,7 @@ def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _checked(composer: JobComposer, overrides: Sequence[str], may_pack: bool) -> RunConfig:
-    with in_our_words(overrides, composer.whole):
+    with explain_mistakes(overrides, composer.whole):
         typed = checked_config(composer.tree(overrides), may_pack=may_pack)
     if typed.train.resume is not None:
         raise UserError("train.resume: cannot be swept; resume each run by a command of its own")

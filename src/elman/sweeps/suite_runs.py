@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError, did_you_mean
 from elman.config.keys import named_keys
+from elman.config.mistakes import several_suites
 from elman.config.suites import GROUP, model_of, models_of, parse_suite
 from elman.config.validate import check_read
-from elman.config.wording import several_suites
 from elman.sections.suite import SuiteConfig
 from elman.sweeps.expand import Expanded, expand
 
