@@ -26,7 +26,7 @@ from elman.ops.dense.recurrences import compiled_cell as dense_cell
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
-from elman.ops.matrix_state.slots_abi import SlotsArgs
+from elman.ops.matrix_state.slots.abi import SlotsArgs
 from elman.ops.tape.cuda.cluster import TapeClusterArgs
 from elman.ops.tape.cuda.cluster_config import ClusterConfig as TapeClusterConfig
 from elman.ops.tape.cuda.stepwise import StepConfig as TapeStepConfig

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
-from elman.ops.matrix_state import slots
-from elman.ops.matrix_state.cuda import slots as cuda
-from elman.ops.matrix_state.slots_abi import SlotsArgs
+from elman.ops.matrix_state.slots import cuda, custom_op
+from elman.ops.matrix_state.slots.abi import SlotsArgs
 from tests.emulation import emulator
 from tests.emulation.mutations import _in_process, noticed
 from tests.emulation.stretches import declare, of_slots
@@ -163,5 +162,5 @@ def test_autocast_keeps_it_in_fp32() -> None:
     tensors = [leaves[name].squeeze(2) for name in NAMES]
     given = [*tensors, leaves["mix"], leaves["state"].squeeze(1)]
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = slots.SLOTS.operator("cpu", given[0].bfloat16(), *given[1:], None)
+        narrow = custom_op.SLOTS.operator("cpu", given[0].bfloat16(), *given[1:], None)
     assert {one.dtype for one in narrow} == {torch.float32}

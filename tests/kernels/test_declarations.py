@@ -22,7 +22,7 @@ from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.column_sum import cuda as sum_cuda
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.slices import Slice
 from elman.ops.matrix_state import cpu, source
 from elman.ops.matrix_state import recurrences as matrix_cells

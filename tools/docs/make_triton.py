@@ -24,11 +24,12 @@ from torch import Tensor
 from elman.kernels.triton_version import triton_version
 from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.row_mix import launch as row_mix
+from elman.ops.matrix_state.row_mix.launch import MixCall
+from elman.ops.matrix_state.row_mix.spec import STEPS
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
-from elman.ops.matrix_state.triton import launch, row_mix_launch
+from elman.ops.matrix_state.triton import launch
 from elman.ops.matrix_state.triton.launch import Launch
-from elman.ops.matrix_state.triton.row_mix_launch import MixCall
-from elman.ops.matrix_state.triton.row_mix_spec import STEPS
 from elman.ops.matrix_state.triton.spec import Tile, reads_are_kept, tile_of
 from elman.report.markdown import table
 
@@ -162,11 +163,11 @@ class Kernel:
         resets_bt = room(_BATCH, _STEPS, of=torch.bool) if self.everything else None
         call = MixCall(sequences, mix, residual, first, checkpoints, resets_bt)
         if not backward:
-            one = row_mix_launch.forward_launch(call, out, first, fast=fast)
+            one = row_mix.forward_launch(call, out, first, fast=fast)
         else:
             shares = (room(_BATCH, *mix.shape), room(_BATCH, *residual.shape))
             given = (out, first if self.everything else None, sequences, first, shares)
-            one = row_mix_launch.backward_launch(call, *given, fast=fast)
+            one = row_mix.backward_launch(call, *given, fast=fast)
         tile = one.arguments[-1]
         assert isinstance(tile, Tile)
         return one, tile

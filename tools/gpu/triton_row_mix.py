@@ -25,9 +25,9 @@ from instruments import (  # type: ignore[import-not-found]
 )
 from torch import Tensor
 
-from elman.ops.matrix_state import row_mix
-from elman.ops.matrix_state.op import row_mix_recurrence
-from elman.ops.matrix_state.triton.row_mix_launch import NAMES
+from elman.ops.matrix_state.row_mix import custom_op
+from elman.ops.matrix_state.row_mix.launch import NAMES
+from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
 
 NAME = "M2RNN"
 BATCH, TIME, HEADS = 32, 512, 40
@@ -145,10 +145,12 @@ def times(report: Report) -> None:
 def passes(leaves: Leaves) -> dict[str, Any]:
     """Return both passes as graphs, after a first call of each."""
     tensors = [leaves[name] for name in (*NAMES, "mix", "residual", "first")]
-    forwards = partial(row_mix.ROW_MIX.operator, True, *tensors, None)
+    forwards = partial(custom_op.ROW_MIX.operator, True, *tensors, None)
     out_bthv, _, checkpoints = forwards()
     dout = torch.randn_like(out_bthv)
-    backwards = partial(row_mix.ROW_MIX.backward_operator, dout, None, *tensors, None, checkpoints)
+    backwards = partial(
+        custom_op.ROW_MIX.backward_operator, dout, None, *tensors, None, checkpoints
+    )
     backwards()
     torch.cuda.synchronize()
     return {"forward": recorded(forwards), "backward": recorded(backwards)}

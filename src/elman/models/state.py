@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from elman.ops.common.door import FLOATING, WIDE, Shape, check
+from elman.ops.common.checks import FLOATING, WIDE, Shape, check
 from elman.ops.common.precision import wide_dtype
 
 State = dict[str, Tensor]

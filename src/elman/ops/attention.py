@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from elman.ops.common.door import check, empty_results, is_empty
+from elman.ops.common.checks import check, empty_results, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.common.transforms import transformed
 

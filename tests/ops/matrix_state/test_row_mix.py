@@ -17,9 +17,9 @@ import elman.layers
 from elman.base.errors import UserError
 from elman.models.backends import choose_backend, slow_reason
 from elman.models.cells import registry
-from elman.ops.matrix_state import row_mix as operators
-from elman.ops.matrix_state.op import row_mix_recurrence
-from elman.ops.matrix_state.triton import row_mix_launch, row_mix_spec
+from elman.ops.matrix_state.row_mix import custom_op, launch
+from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
+from elman.ops.matrix_state.row_mix.spec import STEPS, mix_tile
 from tests.ops.matrix_state.triton_cases import (
     BF16,
     FP32,
@@ -33,8 +33,8 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-NAMES = row_mix_launch.NAMES
-MODULES = ("row_mix_forward", "row_mix_backward")
+NAMES = launch.NAMES
+MODULES = ("forward", "backward")
 # b, t, h, v, n
 Sizes = tuple[int, int, int, int, int]
 SIZES: dict[str, Sizes] = {
@@ -55,10 +55,10 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_segments(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     def tile(spec: Any, *, backward: bool) -> Any:
-        return replace(row_mix_spec.mix_tile(spec, backward=backward), steps=steps, group=2)
+        return replace(mix_tile(spec, backward=backward), steps=steps, group=2)
 
-    monkeypatch.setattr(row_mix_launch, "mix_tile", tile)
-    monkeypatch.setattr(operators, "STEPS", steps)
+    monkeypatch.setattr(launch, "mix_tile", tile)
+    monkeypatch.setattr(custom_op, "STEPS", steps)
 
 
 def drawn(sizes: Sizes, dtype: torch.dtype = FP32) -> Tensors:
@@ -118,8 +118,8 @@ def test_narrow_sequences(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 def test_the_segments_of_a_run(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_mix_launch, "mix_tile", row_mix_spec.mix_tile)
-    monkeypatch.setattr(operators, "STEPS", row_mix_spec.STEPS)
+    monkeypatch.setattr(launch, "mix_tile", mix_tile)
+    monkeypatch.setattr(custom_op, "STEPS", STEPS)
     given = drawn((1, 19, 1, 4, 4), dtype)
     assert not wrong(everything(given, "triton"), right(given), TOLERANCE[dtype])
 
@@ -130,8 +130,8 @@ def test_the_segments_of_a_run(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 def test_every_tile_with_the_segments_of_a_run(
     size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_mix_launch, "mix_tile", row_mix_spec.mix_tile)
-    monkeypatch.setattr(operators, "STEPS", row_mix_spec.STEPS)
+    monkeypatch.setattr(launch, "mix_tile", mix_tile)
+    monkeypatch.setattr(custom_op, "STEPS", STEPS)
     given = drawn((2, 37, 3, *size), dtype)
     assert not wrong(everything(given, "triton"), right(given), TOLERANCE[dtype])
 
@@ -160,14 +160,14 @@ def test_sequences_with_gaps_and_heads_that_share_one() -> None:
     given["v"] = torch.randn(2, 3, 3, 8)[..., ::2]
     given["k"] = given["k"][:, :, :1].expand(-1, -1, 3, -1)
     tensors = [given[name] for name in (*NAMES, "mix", "residual", "first")]
-    found = operators.ROW_MIX.operator(True, *tensors, None)
+    found = custom_op.ROW_MIX.operator(True, *tensors, None)
     named = {"out": found[0], "last": found[1]}
     wanted = right(given)
     assert not wrong(named, {name: wanted[name] for name in named}, TOLERANCE[FP32])
     dout, dlast = torch.randn(2, 4, 3, 3)[..., :].transpose(1, 3), torch.randn_like(found[1])
     pulled = (dout.contiguous(), dout)
     one, other = (
-        operators.ROW_MIX.backward_operator(d, dlast, *tensors, None, found[2]) for d in pulled
+        custom_op.ROW_MIX.backward_operator(d, dlast, *tensors, None, found[2]) for d in pulled
     )
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -199,7 +199,7 @@ def test_the_operators_of_pytorch(with_resets: bool) -> None:
         torch.ops.elman.row_mix.default, (True, *tensors, resets_bt), test_utils=checks
     )
     plain = [one.detach() for one in tensors]
-    out, last, kept = operators.ROW_MIX.operator(True, *plain, resets_bt)
+    out, last, kept = custom_op.ROW_MIX.operator(True, *plain, resets_bt)
     for dout, dlast in ((out, last), (None, last), (out, None)):
         torch.library.opcheck(
             torch.ops.elman.row_mix_backward.default,
@@ -355,7 +355,7 @@ def test_a_planted_fault_is_found(
     if "another step" in fault:
         use_segments(monkeypatch, 4)
     given = drawn((1, 5, 2, 3, 4), BF16 if narrow else FP32)
-    plant(tmp_path, monkeypatch, MODULES, f"row_mix_{part}", old, new)
+    plant(tmp_path, monkeypatch, MODULES, part, old, new, launch)
     found, wanted = everything(given, "triton"), right(given)
     if narrow:
         found, wanted = ({"last": one["last"]} for one in (found, wanted))

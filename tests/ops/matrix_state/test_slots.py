@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import elman.layers
-from elman.ops.matrix_state import slots
-from elman.ops.matrix_state.op import slot_recurrence
+from elman.ops.matrix_state.slots import custom_op
+from elman.ops.matrix_state.slots.op import slot_recurrence
 
 pytestmark = pytest.mark.compiler
 # b, t, n, i: segments and a rest, one step, whole vectors, one of everything.
@@ -200,7 +200,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch) -> None:
     leaves = draw((3, 20, 6, 33), torch.float32)
     results = []
     for threads in (1, 2, 8):
-        monkeypatch.setattr(slots, "kernel_threads", lambda _, n=threads: n)
+        monkeypatch.setattr(custom_op, "kernel_threads", lambda _, n=threads: n)
         results.append(everything(leaves, "cpu"))
     for other in results[1:]:
         for name, tensor in other.items():
@@ -231,12 +231,14 @@ def test_opcheck(with_resets) -> None:
     arguments = [leaves[name].squeeze(2) for name in NAMES]
     arguments = [one.detach().requires_grad_() for one in arguments]
     arguments += [leaves["mix"], leaves["state"].detach().squeeze(1).requires_grad_()]
-    torch.library.opcheck(slots.SLOTS.operator, ("cpu", *arguments, resets_bt))
+    torch.library.opcheck(custom_op.SLOTS.operator, ("cpu", *arguments, resets_bt))
     k, q, _, row, mix, _ = (one.detach() for one in arguments)
-    y, last, *kept = (one.detach() for one in slots.SLOTS.operator("cpu", *arguments, resets_bt))
+    y, last, *kept = (
+        one.detach() for one in custom_op.SLOTS.operator("cpu", *arguments, resets_bt)
+    )
     for dy, dlast in ((y, last), (None, last), (y, None)):
         torch.library.opcheck(
-            slots.SLOTS.backward_operator, ("cpu", dy, dlast, k, q, row, mix, *kept, resets_bt)
+            custom_op.SLOTS.backward_operator, ("cpu", dy, dlast, k, q, row, mix, *kept, resets_bt)
         )
 
 
@@ -252,7 +254,7 @@ def test_the_operator_itself_refuses_what_it_would_misread() -> None:
     leaves = draw((2, 4, 3, 5), torch.float32)
     given = {name: leaves[name].detach().squeeze(2) for name in NAMES}
     given |= {"mix": leaves["mix"].detach(), "state": leaves["state"].detach().squeeze(1)}
-    slots.SLOTS.operator("cpu", *given.values(), None)
+    custom_op.SLOTS.operator("cpu", *given.values(), None)
     for change in (
         {"state": given["state"][:1]},
         {"state": given["state"].double()},
@@ -262,7 +264,7 @@ def test_the_operator_itself_refuses_what_it_would_misread() -> None:
         {name: one[:0] for name, one in given.items() if name != "mix"},
     ):
         with pytest.raises(ValueError, match=r" of .*expected "):
-            slots.SLOTS.operator("cpu", *(given | change).values(), None)
+            custom_op.SLOTS.operator("cpu", *(given | change).values(), None)
 
 
 @pytest.mark.parametrize("variant", ["full", "lite", "rnn"])

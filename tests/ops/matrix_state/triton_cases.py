@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -127,16 +128,18 @@ def plant(
     module: str,
     old: str,
     new: str,
+    beside: ModuleType = launch,
 ) -> None:
-    """Load kernels anew, with a change in one of their files."""
+    """Load kernels anew, with a change in one of their files; ``beside`` lies in their folder."""
+    assert beside.__file__ is not None
     for name in modules:
-        text = (Path(launch.__file__).parent / f"{name}.py").read_text()
+        text = (Path(beside.__file__).parent / f"{name}.py").read_text()
         if name == module:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         path = folder / f"{name}.py"
         path.write_text(text)
-        spec = importlib.util.spec_from_file_location(f"{launch.__package__}.{name}", path)
+        spec = importlib.util.spec_from_file_location(f"{beside.__package__}.{name}", path)
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)

@@ -18,8 +18,8 @@ from torch import Tensor
 from elman.kernels import driver
 from elman.kernels.launching import Launch
 from elman.ops.add_norm.reference import EPS
+from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
-from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES, words_of
 
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""

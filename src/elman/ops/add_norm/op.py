@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.add_norm.backends import BACKENDS
-from elman.ops.common.door import FLOATING, check
+from elman.ops.common.checks import FLOATING, check
 from elman.ops.common.transforms import transformed
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
 from elman.ops.causal_conv.inputs import Inputs
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.cpu_kernels import Kernel, KernelTable
-from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import C_TYPES
 
 MOST_TAPS = 8

@@ -17,8 +17,8 @@ from torch import Tensor
 from elman.kernels import driver
 from elman.kernels.launching import Launch
 from elman.ops.causal_conv.inputs import Inputs
+from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
-from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
 """Dtypes of the sequences, with their C++ names; taps and bias are fp32."""

@@ -21,7 +21,7 @@ from torch.nn import functional
 from elman.ops.causal_conv import cpu, cuda, reference
 from elman.ops.causal_conv.inputs import Inputs
 from elman.ops.causal_conv.reference import next_history
-from elman.ops.common.door import FLOATING, check, check_resets
+from elman.ops.common.checks import FLOATING, check, check_resets
 from elman.ops.common.native import C_TYPES, CUDA_TYPES
 from elman.ops.common.precision import cast
 from elman.ops.common.transforms import KernelFunction, apply, watched

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.common.door import FLOATING, check, check_resets, empty_results, is_empty
+from elman.ops.common.checks import FLOATING, check, check_resets, empty_results, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.common.transforms import backward_is_seen, transformed
 

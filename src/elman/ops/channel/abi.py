@@ -11,7 +11,7 @@ from functools import cache
 
 from torch import Tensor
 
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.native import words_of
 
 MAX_SLOTS, MAX_PARAMETERS = 4, 4

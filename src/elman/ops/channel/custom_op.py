@@ -17,7 +17,7 @@ from elman.ops.channel import cpu
 from elman.ops.channel.cuda import kernels
 from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import CELLS, compiled_cell
-from elman.ops.common.door import (
+from elman.ops.common.checks import (
     Shape,
     check_kernel_tensors,
     check_parameters,

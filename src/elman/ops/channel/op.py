@@ -1,4 +1,4 @@
-"""The door of the channel engine: it checks a call, sets the dtypes and runs the backend.
+"""The channel engine as layers call it: checks, dtypes, then the chosen backend.
 
 Shape legend: b batch, t time, c channels of the state, s all channels of a source.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from elman.ops.channel.backends import BACKENDS
 from elman.ops.channel.custom_op import check_call
 from elman.ops.channel.plan import Plan
-from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.checks import empty_results, is_empty
 from elman.ops.common.precision import cast
 from elman.ops.common.slices import Slice
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError
-from elman.ops.common.mirrors import cell_assertions
+from elman.ops.common.abi_check import cell_assertions
 
 NORMS = ("", "root", "rmsnorm", "frobnorm")
 """What a step's result may be divided by, as csrc/cells/channel.h numbers it: nothing, the root of

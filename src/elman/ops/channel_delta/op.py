@@ -9,7 +9,7 @@ from torch import Tensor
 
 from elman.ops.channel_delta.backends import BACKENDS
 from elman.ops.channel_delta.rules import Rule
-from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 

@@ -1,7 +1,7 @@
 """What every engine says of its implementations: one table ``BACKENDS`` in its ``backends.py``.
 
 The keys of a table are values of ``kernels.backend``; ``elman.models.backends`` has chosen one of
-them before a layer calls an engine. The door of an engine (``op.py``) checks the tensors of a call
+them before a layer calls an engine. What a layer calls (``op.py``) checks the tensors of a call
 and hands it to the chosen backend, so that no file asks for a tensor's device to find its kernel.
 """
 

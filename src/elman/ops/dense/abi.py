@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 
 MAX_OTHERS = 2
 

@@ -1,4 +1,4 @@
-"""The door of the dense engine: it checks a call, sets the dtypes and runs the backend.
+"""The dense engine as layers call it: checks, dtypes, then the chosen backend.
 
 Shape legend: b batch, t time, i channels of the state.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.checks import empty_results, is_empty
 from elman.ops.common.precision import cast, io_dtype
 from elman.ops.dense import custom_op
 from elman.ops.dense.backends import BACKENDS

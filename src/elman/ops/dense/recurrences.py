@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from elman.base.errors import UserError
-from elman.ops.common.mirrors import cell_assertions
+from elman.ops.common.abi_check import cell_assertions
 
 
 @dataclass(frozen=True)

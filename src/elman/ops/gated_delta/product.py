@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from elman.base.errors import UserError
 from elman.ops.common.backend import Backend
-from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.packages import package_kernels
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled

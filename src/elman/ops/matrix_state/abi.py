@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.native import words_of
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan, parse
 

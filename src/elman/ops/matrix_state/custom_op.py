@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from elman.ops.common.door import (
+from elman.ops.common.checks import (
     check_kernel_tensors,
     check_parameters,
     check_resets,
@@ -223,7 +223,7 @@ def check_call(
     Raises:
         ValueError: one has another shape, dtype or device than the plan asks for.
     """
-    of = plan.door
+    of = plan.call_name
     check_sequences(of, sources_btc, plan.channels)
     source_btc = sources_btc[0]
     check_resets(of, resets_bt, source_btc)

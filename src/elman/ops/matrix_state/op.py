@@ -1,4 +1,4 @@
-"""The door of the matrix-state engine: it checks a call, sets the dtypes and runs the backend.
+"""The matrix-state engine as layers call it: checks, dtypes, then the chosen backend.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns (keys), v state rows
 (values).
@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from torch.nn import functional
 
 from elman.base.errors import UserError
-from elman.ops.common.door import (
+from elman.ops.common.checks import (
     check_resets,
     check_sequences,
     check_state,
     empty_results,
     is_empty,
 )
-from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.transforms import keeps
+from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.matrix_state import row_mix, slots
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import first_state
 from elman.ops.matrix_state.reference import recurrence as _by_step
-from elman.ops.matrix_state.triton.row_mix_launch import NAMES
 
 
 def run(
@@ -75,115 +71,6 @@ def run(
         out_bthv, (last_bhvn,) = empty_results(shape, io, [first_bhvn], read)
         return out_bthv, last_bhvn
     return chosen.run(plan, sources_btc, parameters, state_bhvn, resets_bt)
-
-
-def slot_recurrence(
-    sequences: Mapping[str, Tensor],
-    mix_nn: Tensor,
-    state_bhni: Tensor,
-    *,
-    backend: str,
-    resets_bt: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run E63m over time, whose slots all read one another.
-
-    S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)), y = S' q (matrix-state
-    specification 4). Gradients reach every tensor argument.
-
-    Args:
-        sequences: ``k`` and ``q`` [B, T, 1, columns], ``input`` and ``row`` (a) [B, T, 1, slots].
-        mix_nn: W_r [slots, slots].
-        state_bhni: State before the first step [B, 1, slots, columns].
-        backend: ``reference``, ``cpu`` or ``cuda``.
-        resets_bt: As for :func:`run`.
-
-    Returns:
-        As of :func:`recurrence`.
-
-    Raises:
-        ValueError: the state or a sequence has another shape, dtype or device than the rest.
-        UserError: the backend cannot read the tensors' device or dtype.
-    """
-    k_bthi = sequences["k"]
-    batch, _, _, columns = k_bthi.shape
-    if backend == "reference" or is_empty(k_bthi):
-        mix = {"mix": mix_nn.unsqueeze(0)}
-        return recurrence(
-            "e63m",
-            sequences,
-            mix,
-            state_bhni,
-            nonlinearity="linear",
-            backend="reference",
-            resets_bt=resets_bt,
-        )
-    check_sequences("matrix_state e63m", list(sequences.values()))
-    check_resets("matrix_state e63m", resets_bt, k_bthi)
-    shape = (batch, 1, mix_nn.shape[0], columns)
-    check_state("state", "matrix_state e63m", state_bhni, shape, k_bthi)
-    dtype = state_bhni.dtype
-    k, q, value, row = (sequences[name].squeeze(2).to(dtype) for name in ("k", "q", "input", "row"))
-    first_bni = state_bhni.squeeze(1)
-    call = slots.Call(backend, k, q, value, row, mix_nn.to(dtype), first_bni, resets_bt)
-    slots.check_call(call)
-    y_btn, last_bni = slots.SLOTS.run(call)
-    return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
-
-
-def row_mix_recurrence(
-    sequences: Mapping[str, Tensor],
-    mix_huv: Tensor,
-    residual_hv: Tensor,
-    state_bhvn: Tensor,
-    *,
-    backend: str,
-    resets_bt: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run M2RNN over time, whose matrix mixes all rows of a state.
-
-    S' = f S + (1 - f) tanh(W^T S + v k^T), out = (S' q + D v) silu(g) (matrix-state specification
-    13). Gradients reach every tensor argument.
-
-    Args:
-        sequences: ``q`` and ``k`` [B, T, heads, columns], ``v`` and ``gate`` (g) [B, T, heads,
-            rows], ``decay`` (f) [B, T, heads] in fp32 or wider.
-        mix_huv: W [heads, rows, rows].
-        residual_hv: D [heads, rows].
-        state_bhvn: State before the first step.
-        backend: ``reference`` or ``triton``.
-        resets_bt: As for :func:`run`.
-
-    Returns:
-        The output [B, T, heads, rows] and the state after the last step, in fp32 or wider; triton
-        writes the output in the gate's dtype.
-
-    Raises:
-        ValueError: the state or a sequence has another shape, dtype or device than the rest.
-        UserError: Triton does not run on the tensors' device or dtype.
-    """
-    v_bthv, gate_bthv = sequences["v"], sequences["gate"]
-    if backend == "reference" or is_empty(v_bthv):
-        inputs = {name: sequences[name] for name in ("q", "k", "v")}
-        inputs["decay"] = sequences["decay"].unsqueeze(-1)
-        y_bthv, last_bhvn = recurrence(
-            "m2rnn",
-            inputs,
-            {"mixes": mix_huv},
-            state_bhvn,
-            nonlinearity="linear",
-            backend="reference",
-            resets_bt=resets_bt,
-        )
-        wide = state_bhvn.dtype
-        y_bthv = y_bthv + residual_hv.to(wide) * v_bthv.to(wide)
-        return y_bthv * functional.silu(gate_bthv.to(wide)), last_bhvn
-    wide = wide_dtype(v_bthv.dtype)
-    q, k, v, decay, gate = (sequences[name] for name in NAMES)
-    tensors = (q, k, v, decay, gate, mix_huv.to(wide), residual_hv.to(wide), state_bhvn)
-    call = row_mix.Call(keeps(tensors), *tensors, resets_bt)
-    row_mix.check_call(call)
-    out_bthv, last_bhvn = row_mix.ROW_MIX.run(call)
-    return out_bthv, last_bhvn
 
 
 @uncompiled

@@ -64,7 +64,7 @@ class Plan:
         parameter_names: The parameters that a call gives, in the order of :data:`PARAMETERS`.
         parameter_shapes: Their shapes, by name.
         channels: How many channels every source has at least.
-        door: The name of a call in error messages.
+        call_name: The name of a call in error messages.
         kernel_problem: Why the plan runs on the reference alone; empty if it has kernels.
     """
 
@@ -92,7 +92,7 @@ class Plan:
     parameter_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     parameter_shapes: dict[str, tuple[int, ...]] = field(init=False, compare=False, repr=False)
     channels: tuple[int, ...] = field(init=False, compare=False, repr=False)
-    door: str = field(init=False, compare=False, repr=False)
+    call_name: str = field(init=False, compare=False, repr=False)
     kernel_problem: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Plan:
         object.__setattr__(self, "parameter_names", self._parameter_names())
         shapes = {name: self.parameter_shape(name) for name in self.parameter_names}
         object.__setattr__(self, "parameter_shapes", shapes)
-        object.__setattr__(self, "door", f"matrix_state {self.label}")
+        object.__setattr__(self, "call_name", f"matrix_state {self.label}")
         object.__setattr__(self, "channels", self._channels())
         object.__setattr__(self, "kernel_problem", self._kernel_problem())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elman.base.errors import UserError
-from elman.ops.common.mirrors import cell_assertions
+from elman.ops.common.abi_check import cell_assertions
 
 MOST_GATES, MOST_PARAMETERS = 2, 3
 """Of a row; MAX_GATES and MAX_PARAMS of csrc/cells/matrix_state.h."""

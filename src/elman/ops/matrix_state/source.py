@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from elman.ops.common.mirrors import same
+from elman.ops.common.abi_check import same
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan
 from elman.ops.matrix_state.recurrences import CELLS
 

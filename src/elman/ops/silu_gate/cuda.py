@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
+from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
-from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
 KERNELS = tuple(

@@ -13,8 +13,8 @@ from functools import cache
 from torch import Tensor
 
 from elman.kernels.launching import Launch
+from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
-from elman.ops.common.mirrors import layout_assertions, same
 
 _VECTOR = 4  # numbers: 16 bytes of fp32
 _WARPS = 8  # as in csrc/cuda/spectral_norm/spectral_norm.cuh

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 
 _POINTERS = (
     *("x", "dx", "y", "dy", "matrix", "pulls", "first", "last", "dlast", "dfirst"),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from elman.ops.common.door import (
+from elman.ops.common.checks import (
     Shape,
     check,
     check_kernel_tensors,

@@ -1,4 +1,4 @@
-"""The door of the tape engine: it checks a call, sets the dtypes and runs the backend.
+"""The tape engine as layers call it: checks, dtypes, then the chosen backend.
 
 Shape legend: b batch, t time, i channels of the state, n slots of the tape.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.checks import empty_results, is_empty
 from elman.ops.common.precision import cast, io_dtype
 from elman.ops.tape import custom_op
 from elman.ops.tape.backends import BACKENDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elman.base.errors import UserError
-from elman.ops.common.mirrors import cell_assertions
+from elman.ops.common.abi_check import cell_assertions
 
 NO_PRODUCT = -1
 """In place of a product's number: the value that is written is the state itself."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from elman.kernels.launching import Launch
+from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
-from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.transforms import watched
 
 # As in csrc/cuda/schedule_free/schedule_free.cuh.

@@ -20,7 +20,7 @@ from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State, first_state
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.slices import row_blocks
 from elman.ops.linear import linear
 

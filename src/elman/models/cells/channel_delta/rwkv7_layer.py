@@ -21,7 +21,7 @@ from elman.ops.channel_delta import rwkv7_mix
 from elman.ops.channel_delta.op import channel_delta
 from elman.ops.channel_delta.package import RWKV7_LOWEST
 from elman.ops.channel_delta.rules import Rwkv7
-from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 

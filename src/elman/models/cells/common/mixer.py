@@ -16,7 +16,7 @@ from elman.models.backends import check_backend, choose_backend, norm_backend
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
 from elman.models.state import CarriedState, State, check_state
-from elman.ops.common.door import Shape, check_resets
+from elman.ops.common.checks import Shape, check_resets
 from elman.ops.common.precision import compute_dtype
 from elman.ops.common.uncompiled import traced_as_constant
 

@@ -18,7 +18,7 @@ from elman.models.blocks.conv import CausalConv
 from elman.models.blocks.dropout import Dropout
 from elman.models.cells.common.mixer import Mixer
 from elman.models.state import State
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.linear import linear
 from elman.ops.silu_gate.op import split
 

@@ -18,7 +18,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.dense.slstm import CELL
 from elman.models.state import State, first_state
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear, narrow

@@ -17,7 +17,7 @@ from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
 from elman.ops.causal_conv.op import Layout, split_conv
-from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.gated_delta import package
 from elman.ops.gated_delta.op import gated_delta_rule

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet, HeadNorm
 from elman.models.state import State
-from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.checks import Shape, is_empty
 from elman.ops.gated_delta import package
 from elman.ops.linear import linear
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.slices import row_blocks
 from elman.ops.linear import linear

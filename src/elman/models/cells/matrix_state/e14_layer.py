@@ -17,7 +17,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.matrix_state.e14 import CELL
 from elman.models.state import State
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.slices import Slice, row_blocks
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run

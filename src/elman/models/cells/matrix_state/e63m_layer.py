@@ -17,11 +17,11 @@ from elman.models.blocks import init
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
 from elman.models.cells.matrix_state.e63m import CELL
 from elman.models.state import State, first_state
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.dense.op import elman
 from elman.ops.linear import linear
-from elman.ops.matrix_state.op import slot_recurrence
+from elman.ops.matrix_state.slots.op import slot_recurrence
 
 MIX_GAIN = 0.5
 OUTPUT_GAIN = 0.3

@@ -26,7 +26,7 @@ from elman.models.cells.matrix_state.decay_layer import (
 from elman.models.cells.matrix_state.e88 import CELL
 from elman.models.state import State
 from elman.ops.add_norm.reference import rms_norm
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.slices import Slice, row_blocks
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run

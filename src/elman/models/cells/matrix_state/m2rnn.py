@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from elman.models.cells.common.options import D_CONV
 from elman.models.cells.declaration import Cell, Option, Value
-from elman.ops.matrix_state.triton.row_mix_spec import size_problem
+from elman.ops.matrix_state.row_mix.spec import size_problem
 
 _OPTIONS = {
     "n_heads": Option(64, "heads of v, of the decay, of the gate and of W", minimum=1, size=True),

@@ -18,10 +18,10 @@ from elman.models.blocks.dropout import Dropout
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.matrix_state.m2rnn import CELL
 from elman.models.state import State, first_state
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
-from elman.ops.matrix_state.op import row_mix_recurrence
+from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
 
 _CONV_STD = 0.02
 

@@ -19,7 +19,7 @@ from elman.models.cells.ssd.mamba2 import CELL
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.causal_conv.op import Layout, split_conv
-from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 from elman.ops.ssd import package

@@ -17,7 +17,7 @@ from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.ssd.mamba3 import CELL, angles_of
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
-from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 from elman.ops.ssd import package

@@ -18,7 +18,7 @@ from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.tape.e23 import CELL
 from elman.models.state import State, first_state
 from elman.ops.column_sum.op import biased_linear
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.silu_gate.op import gate
 from elman.ops.tape.op import Write, dual_memory

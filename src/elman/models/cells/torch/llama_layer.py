@@ -17,7 +17,7 @@ from elman.models.cells.common.mixer import StreamMixer, copyable
 from elman.models.cells.torch.llama import CELL
 from elman.models.state import State
 from elman.ops.attention import attend, causal_attention
-from elman.ops.common.door import Shape
+from elman.ops.common.checks import Shape
 from elman.ops.linear import linear
 from elman.ops.rotary.op import can_turn, turned
 from elman.ops.silu_gate.op import swiglu

@@ -17,7 +17,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.torch import gru, lstm
 from elman.models.state import State, first_state
-from elman.ops.common.door import Shape, empty_results, is_empty
+from elman.ops.common.checks import Shape, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.fp16_range import in_fp16

@@ -11,7 +11,7 @@ import torch
 from elman.base.errors import UserError
 from elman.ops.channel.abi import MAX_SLOTS, SEQUENCE_WORDS, WORDS, layouts
 from elman.ops.channel.plan import Plan
-from elman.ops.common.mirrors import same
+from elman.ops.common.abi_check import same
 
 LANES = 32
 _SIZE = len(SEQUENCE_WORDS)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from elman.ops.common.abi_check import same
 from elman.ops.common.cuda.clusters import (
     HOP,
     INBOUND,
@@ -19,7 +20,6 @@ from elman.ops.common.cuda.clusters import (
     clusters_at_once,
     rounded_up,
 )
-from elman.ops.common.mirrors import same
 from elman.ops.dense.recurrences import DenseRecurrence
 
 _REGISTERS = 65536

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from elman.ops.common.abi_check import same
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS, rounded_up
-from elman.ops.common.mirrors import same
 from elman.ops.dense.recurrences import DenseRecurrence
 
 SHARED_LIMITS = {

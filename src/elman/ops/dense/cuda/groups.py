@@ -17,8 +17,8 @@ from elman.kernels import driver, stalls
 from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Unit
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.cuda.machine import machine
-from elman.ops.common.mirrors import layout_assertions
 from elman.ops.dense.abi import DenseArgs, layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.group_config import FLAG_STRIDE, SHARED_LIMITS, GroupConfig, Machine

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elman.ops.common.mirrors import same
+from elman.ops.common.abi_check import same
 from elman.ops.matrix_state.plan import ROLES, Plan
 from elman.ops.matrix_state.recurrences import CELLS
 

@@ -17,10 +17,10 @@ from elman.kernels import driver
 from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Unit
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.cuda.tensors import aligned, padded
-from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.tape import results as passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from elman.ops.common.abi_check import same
 from elman.ops.common.cuda.clusters import (
     HOP,
     INBOUND,
@@ -20,7 +21,6 @@ from elman.ops.common.cuda.clusters import (
     clusters_at_once,
     rounded_up,
 )
-from elman.ops.common.mirrors import same
 from elman.ops.tape.recurrences import NO_PRODUCT, TapeRecurrence
 
 _WARPS = (8, 4, 2, 1)

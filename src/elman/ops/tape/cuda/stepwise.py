@@ -21,9 +21,9 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels.launching import Launch
+from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.cuda.stepwise import StepwiseCall
 from elman.ops.common.cuda_kernels import CudaKernels
-from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.common.products import multiply, outer, outer_before

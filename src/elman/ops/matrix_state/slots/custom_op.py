@@ -7,83 +7,18 @@ Shape legend: b batch, t time, i channels (columns of the state), n slots (its r
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError
-from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
-from elman.ops.common.backend import require_cpu
-from elman.ops.common.door import check, check_resets
+from elman.ops.common.checks import check, check_resets
 from elman.ops.common.native import C_TYPES
 from elman.ops.common.operator import INCOMING, Operator
-from elman.ops.matrix_state.cuda import slots as cuda
-from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """The functions of a loaded kernel: each takes one SlotsArgs, the last returns bytes."""
-
-    forward: Any
-    backward: Any
-    workspace: Any
-
-
-@cache
-def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
-    """Return the kernel for a dtype, compiled if it was not compiled before.
-
-    Args:
-        dtype: Of all tensors.
-        resets: Whether it reads a mask of resets.
-
-    Raises:
-        UserError: there is none, or it cannot be compiled.
-    """
-    if dtype not in C_TYPES:
-        raise UserError(
-            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
-            "use kernels.backend=reference"
-        )
-    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]}, {str(resets).lower()})\n"
-    text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
-    library = load_library(text, "e63m")
-    parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
-    for part in parts:
-        part.argtypes = (ctypes.POINTER(SlotsArgs),)
-        part.restype = None
-    parts[-1].restype = ctypes.c_int64
-    return Kernel(*parts)
-
-
-def _launch(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
-    """Run a pass over tensors by the names of SlotsArgs; None leaves one out."""
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (batch, steps, channels), n_slots = kept["k"].shape, kept["mix"].shape[0]
-    args = SlotsArgs(
-        batch=batch,
-        steps=steps,
-        slots=n_slots,
-        channels=channels,
-        segment=SEGMENT,
-        threads=kernel_threads(torch.get_num_threads()),
-        **{name: tensor.data_ptr() for name, tensor in kept.items()},
-    )
-    if backend == "cuda":
-        cuda.run(args, kept["k"], backward=backward)
-        return
-    require_cpu(kept["k"])
-    kernel, like = kernel_for(kept["k"].dtype, "resets" in kept), kept["k"]
-    workspace = like.new_empty(kernel.workspace(args) // like.element_size())
-    args.workspace = workspace.data_ptr()
-    (kernel.backward if backward else kernel.forward)(args)
+from elman.ops.matrix_state.slots import cpu, cuda
+from elman.ops.matrix_state.slots.abi import SEGMENT, SlotsArgs
 
 
 class Call(NamedTuple):
@@ -189,6 +124,23 @@ def _gradient_room(saved: Saved) -> Tensors:
     dk_bti, dq_bti = k_bti.new_empty(k_bti.shape), k_bti.new_empty(k_bti.shape)
     dinput_btn, drow_btn = (read_btn.new_empty(read_btn.shape) for _ in range(2))
     return dk_bti, dq_bti, dinput_btn, drow_btn, k_bti.new_empty(batch, *state)
+
+
+def _launch(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
+    """Run a pass over tensors by the names of SlotsArgs; None leaves one out."""
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    (batch, steps, channels), n_slots = kept["k"].shape, kept["mix"].shape[0]
+    args = SlotsArgs(
+        batch=batch,
+        steps=steps,
+        slots=n_slots,
+        channels=channels,
+        segment=SEGMENT,
+        threads=kernel_threads(torch.get_num_threads()),
+        **{name: tensor.data_ptr() for name, tensor in kept.items()},
+    )
+    run = cuda.run if backend == "cuda" else cpu.run
+    run(args, kept["k"], backward=backward)
 
 
 def _save(call: Call, results: Tensors) -> Saved:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels.triton_version import interpreted
+from elman.ops.matrix_state.row_mix.spec import MixSpec, mix_tile, register_limit
 from elman.ops.matrix_state.triton.launch import (
     Launch,
     check_tensors,
@@ -20,7 +21,6 @@ from elman.ops.matrix_state.triton.launch import (
     has_fast_tanh,
     launched,
 )
-from elman.ops.matrix_state.triton.row_mix_spec import MixSpec, mix_tile, register_limit
 from elman.ops.matrix_state.triton.spec import Tile
 
 NAMES = ("q", "k", "v", "decay", "gate")
@@ -98,7 +98,7 @@ def _checked(call: MixCall, run: Callable[[bool], None]) -> None:
 
 def forward_launch(call: MixCall, out_bthv: Tensor, last_bhvn: Tensor, *, fast: bool) -> Launch:
     """Return the launch of a forward pass."""
-    from elman.ops.matrix_state.triton.row_mix_forward import row_mix_forward
+    from elman.ops.matrix_state.row_mix.forward import row_mix_forward
 
     spec, tile, programs = _sizes(call, fast, backward=False)
     arguments = (
@@ -129,7 +129,7 @@ def backward_launch(
     fast: bool,
 ) -> Launch:
     """Return the launch of a backward pass."""
-    from elman.ops.matrix_state.triton.row_mix_backward import row_mix_backward
+    from elman.ops.matrix_state.row_mix.backward import row_mix_backward
 
     spec, tile, programs = _sizes(call, fast, backward=True)
     room = (programs, tile.steps, tile.rows, tile.columns)
@@ -164,7 +164,7 @@ def _sizes(call: MixCall, fast: bool, *, backward: bool) -> tuple[MixSpec, Tile,
 
 
 def _places(sequences: dict[str, Tensor]) -> Any:
-    from elman.ops.matrix_state.triton.row_mix_forward import Sequences
+    from elman.ops.matrix_state.row_mix.forward import Sequences
 
     return Sequences(**{name: _place(sequences[name]) for name in NAMES})
 
@@ -173,7 +173,7 @@ def _place(sequence_bthx: Tensor) -> Any:
     """Return where a sequence lies; its distance in time is compiled into a kernel."""
     import triton.language as tl
 
-    from elman.ops.matrix_state.triton.row_mix_forward import HeadSequence
+    from elman.ops.matrix_state.row_mix.forward import HeadSequence
 
     batch, time, head = sequence_bthx.stride()[:3]
     return HeadSequence(sequence_bthx, batch, tl.constexpr(time), head)

@@ -14,7 +14,7 @@ from elman.kernels import driver
 from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Unit
-from elman.ops.matrix_state.slots_abi import SlotsArgs, layout
+from elman.ops.matrix_state.slots.abi import SlotsArgs, layout
 
 _MOST_WARPS = 16
 """Of a block; a block has one for every 32 channels up to these."""

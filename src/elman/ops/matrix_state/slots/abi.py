@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.abi_check import layout_assertions
 
 SEGMENT = 16
 """Steps between two checkpoints."""

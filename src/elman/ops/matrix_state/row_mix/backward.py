@@ -15,10 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from elman.ops.matrix_state.triton.forward import begun, load_state, store_state
-from elman.ops.matrix_state.triton.maths import activate, activate_back
-from elman.ops.matrix_state.triton.places import place_of, wide
-from elman.ops.matrix_state.triton.row_mix_forward import (
+from elman.ops.matrix_state.row_mix.forward import (
     GATE_FAST,
     load_head_rows,
     load_mix,
@@ -29,6 +26,9 @@ from elman.ops.matrix_state.triton.row_mix_forward import (
     product,
     widened,
 )
+from elman.ops.matrix_state.triton.forward import begun, load_state, store_state
+from elman.ops.matrix_state.triton.maths import activate, activate_back
+from elman.ops.matrix_state.triton.places import place_of, wide
 
 
 class Held(NamedTuple):

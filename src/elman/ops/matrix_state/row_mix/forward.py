@@ -198,7 +198,7 @@ def row_mix_forward(
         resets: Mask [B, T] of uint8, or None.
         steps: T.
         states: B heads.
-        spec: What is computed, :class:`~elman.ops.matrix_state.triton.row_mix_spec.MixSpec`.
+        spec: What is computed, :class:`~elman.ops.matrix_state.row_mix.spec.MixSpec`.
         tile: How, :class:`~elman.ops.matrix_state.triton.spec.Tile`.
     """
     at = place_of(spec, tile)

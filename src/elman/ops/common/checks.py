@@ -1,4 +1,4 @@
-"""The checks at the door of every operation: they compare tensors with what it will read.
+"""The checks of every operation: they compare tensors with what it will read.
 
 A kernel that is given too small a tensor reads the memory behind it. The host knows shapes, dtypes
 and devices, so a check never waits for a GPU and is part of no graph.

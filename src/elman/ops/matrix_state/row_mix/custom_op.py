@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from elman.ops.common.door import FLOATING, WIDE, check, check_resets
+from elman.ops.common.checks import FLOATING, WIDE, check, check_resets
 from elman.ops.common.operator import INCOMING, Operator
-from elman.ops.matrix_state.triton import row_mix_launch as triton
-from elman.ops.matrix_state.triton.row_mix_launch import NAMES, MixCall
-from elman.ops.matrix_state.triton.row_mix_spec import STEPS
+from elman.ops.matrix_state.row_mix import launch as triton
+from elman.ops.matrix_state.row_mix.launch import NAMES, MixCall
+from elman.ops.matrix_state.row_mix.spec import STEPS
 
 _OF = "matrix_state m2rnn"
 

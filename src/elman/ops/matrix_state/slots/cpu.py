@@ -1,0 +1,61 @@
+"""One call of E63m's kernels on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels.build import load_library
+from elman.ops.common.backend import require_cpu
+from elman.ops.common.cpu_kernels import Kernel
+from elman.ops.common.native import C_TYPES
+from elman.ops.matrix_state.slots.abi import SlotsArgs, layout
+
+
+def run(args: SlotsArgs, like: Tensor, *, backward: bool) -> None:
+    """Run a pass in a workspace of the size that it needs.
+
+    Args:
+        args: The call.
+        like: One of its tensors.
+        backward: Which pass.
+
+    Raises:
+        UserError: the kernel does not read this device or dtype, or cannot be compiled.
+    """
+    require_cpu(like)
+    kernel = kernel_for(like.dtype, bool(args.resets))
+    workspace = like.new_empty(kernel.workspace(args) // like.element_size())
+    args.workspace = workspace.data_ptr()
+    (kernel.backward if backward else kernel.forward)(args)
+
+
+@cache
+def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
+    """Return the kernel for a dtype, compiled if it was not compiled before.
+
+    Args:
+        dtype: Of all tensors.
+        resets: Whether it reads a mask of resets.
+
+    Raises:
+        UserError: there is none, or it cannot be compiled.
+    """
+    if dtype not in C_TYPES:
+        raise UserError(
+            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
+            "use kernels.backend=reference"
+        )
+    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]}, {str(resets).lower()})\n"
+    text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
+    library = load_library(text, "e63m")
+    parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
+    for part in parts:
+        part.argtypes = (ctypes.POINTER(SlotsArgs),)
+        part.restype = None
+    parts[-1].restype = ctypes.c_int64
+    return Kernel(*parts)
