@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
 from elman.report.comparison.runs import load_sources
 from elman.runs.folder import RunLock
-from elman.sweeps import living_page as writer
-from elman.sweeps.living_page import living_page
+from elman.sweeps import live_report as writer
+from elman.sweeps.live_report import live_report
 from elman.sweeps.manifest import Record
 
 from .fake_sweep import FakeSweep
@@ -65,7 +64,7 @@ def test_what_a_job_said_last_is_the_reason_of_a_failure_without_a_result(tmp_pa
         SweepJob(number, 2, (), (), compose_config(["train.steps=3"]), tmp_path / str(number))
         for number in (1, 2)
     ]
-    record = Record(tmp_path, jobs, "result.json", [], [], None, datetime.now())
+    record = Record(tmp_path, jobs, "result.json")
     record.begin()
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "result.json").write_text('{"status": "nan", "error": "loss is nan"}')
@@ -82,7 +81,7 @@ def test_the_report_is_rewritten_while_the_jobs_run_and_not_after(
     monkeypatch.setattr(writer, "_SHARE", 1.0)
     monkeypatch.setattr(writer.os, "setpriority", lambda *_: None)
     page = sweep.folder / "report.html"
-    with RunLock(sweep.folder), living_page(sweep.folder, every=0.2, first=0.0):
+    with RunLock(sweep.folder), live_report(sweep.folder, every=0.2, first=0.0):
         written = []
         deadline = time.monotonic() + 300
         while len(written) < 2 and time.monotonic() < deadline:

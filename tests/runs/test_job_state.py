@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,7 @@ def test_the_record_follows_the_jobs(tmp_path: Path) -> None:
         SweepJob(number, len(CODES), (), (), config, tmp_path / str(number))
         for number in range(1, 1 + len(CODES))
     ]
-    record = Record(tmp_path, jobs, RESULT, [], [], None, datetime.now())
+    record = Record(tmp_path, jobs, RESULT)
 
     def statuses() -> list[str]:
         content = json.loads((tmp_path / "sweep.json").read_text())
@@ -135,7 +134,7 @@ def test_a_record_that_cannot_be_written_is_said_once(
 ) -> None:
     (tmp_path / "sweep").mkdir()
     job = SweepJob(1, 1, (), (), compose_config(["train.steps=3"]), tmp_path / "sweep" / "01")
-    record = Record(tmp_path / "sweep", [job], RESULT, [], [], None, datetime.now())
+    record = Record(tmp_path / "sweep", [job], RESULT)
     record.begin()
     (tmp_path / "sweep").rename(tmp_path / "gone")
     record.job_started(1)

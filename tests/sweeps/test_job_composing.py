@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from elman.config.run_config import RunConfig
 from elman.runs.prepare import checked_config
-from elman.sweeps import jobs
+from elman.sweeps import request
 from elman.sweeps.composing import JobComposer
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
@@ -43,7 +43,7 @@ class Watched(JobComposer):
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     Watched.composed, Watched.compared = 0, ()
-    monkeypatch.setattr(jobs, "JobComposer", Watched)
+    monkeypatch.setattr(request, "JobComposer", Watched)
     return Watched
 
 

@@ -201,7 +201,10 @@ def test_a_claim_of_one_size_is_held_or_given_up(elman: Elman, mine: Path) -> No
 
 
 class TestClaimOfAResumedSweep:
-    """What a sweep claims of sizes holds when it goes on, as if it started now."""
+    """What a sweep claims of sizes holds when it goes on.
+
+    A sweep of an earlier version has not recorded its jobs: it goes on as if it started now.
+    """
 
     FIRST = ("hydra/launcher=basic", "hydra.sweep.dir=sweep", "train.steps=3")
     AGAIN = ("hydra/launcher=basic", "-m", "sweep.resume=sweep")
@@ -228,40 +231,51 @@ class TestClaimOfAResumedSweep:
         """Return ``start(*arguments)``: the command with the user's own YAML files."""
         return lambda *arguments: elman("--config-dir", str(own), *arguments)
 
-    def test_a_model_that_grew_is_refused_as_by_a_fresh_start(
+    def older(self, tmp_path: Path) -> None:
+        """Make the sweep one of an earlier version, which recorded less."""
+        (tmp_path / "sweep" / "jobs.jsonl").unlink()
+        content = sweep_file(tmp_path)
+        del content["sizes"]
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(content))
+
+    def test_a_model_that_grew_since_is_refused_by_a_fresh_start_alone(
         self, start: Elman, own: Path, tmp_path: Path
     ) -> None:
         assert start("benchmark=one", *self.FIRST).status == 0
+        self.grow(own, 4)
+        again = start(*self.AGAIN)
+        assert (again.status, again.errors) == (0, "")
+        assert "2 of 2 jobs are ok already" in again.output
+        assert start("benchmark=one", "hydra/launcher=basic", "hydra.sweep.dir=fresh").status == 2
+
+    def test_in_an_older_sweep_a_model_that_grew_is_refused(
+        self, start: Elman, own: Path, tmp_path: Path
+    ) -> None:
+        assert start("benchmark=one", *self.FIRST).status == 0
+        self.older(tmp_path)
         before = sweep_file(tmp_path)
         self.grow(own, 4)
         again = start(*self.AGAIN)
         fresh = start("benchmark=one", "hydra/launcher=basic", "hydra.sweep.dir=fresh")
         assert (again.status, fresh.status) == (2, 2)
-        assert again.errors == fresh.errors
-        assert again.errors.startswith(
+        assert fresh.errors.startswith(
             "elman: error: sweep.max_params_spread=0.15: sizes differ by 8"
         )
+        assert "job 2 was 02_grown_" in again.errors
         assert again.errors.count("\n") == 1
         assert sweep_file(tmp_path) == before
 
-    def test_a_model_that_changed_at_its_size_is_refused_as_another(
-        self, start: Elman, own: Path
+    def test_a_claim_that_the_suite_makes_only_now_counts_in_an_older_sweep(
+        self, start: Elman, own: Path, tmp_path: Path
     ) -> None:
-        start("benchmark=one", *self.FIRST)
-        with (own / "model" / "grown.yaml").open("a") as file:
-            file.write("wrapper: legacy_ln\n")
-        again = start(*self.AGAIN)
-        assert again.status == 2
-        assert "job 2 was 02_grown_" in again.errors
-
-    def test_a_claim_that_the_suite_makes_only_now_counts(self, start: Elman, own: Path) -> None:
         file = own / "benchmark" / "one.yaml"
         claiming = file.read_text()
         file.write_text(claiming.replace("equal_size: true", "equal_size: false"))
         self.grow(own, 4)
         assert start("benchmark=one", *self.FIRST).status == 0
-        assert "note: sizes differ by" in start(*self.AGAIN).output
         file.write_text(claiming)
+        assert "note: sizes differ by" in start(*self.AGAIN).output
+        self.older(tmp_path)
         assert start(*self.AGAIN).errors.startswith("elman: error: sweep.max_params_spread=0.15")
 
     def test_what_was_typed_at_the_start_is_not_forgotten(
@@ -287,6 +301,7 @@ class TestClaimOfAResumedSweep:
         self, start: Elman, own: Path, tmp_path: Path
     ) -> None:
         start("benchmark=one", *self.FIRST)
+        self.older(tmp_path)
         content = sweep_file(tmp_path)
         del content["claims"], content["suite"]
         (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(content))

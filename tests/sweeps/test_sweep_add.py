@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from elman.report.comparison.content import make_report
+from elman.runs.recorded_job import recorded_jobs
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 BASIC = "hydra/launcher=basic"
@@ -333,14 +334,25 @@ def test_other_code_is_refused_unless_it_is_allowed(
     assert elman(*ADD, "train.seed=4").status == 0
 
 
-def test_a_changed_model_is_refused(elman: Elman, tmp_path: Path) -> None:
-    mine = tmp_path / "conf" / "model" / "mine.yaml"
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "older"])
+def test_values_are_put_into_recorded_jobs_and_choices_need_unchanged_files(
+    elman: Elman, tmp_path: Path, recorded: bool
+) -> None:
+    mine, sweep = tmp_path / "conf" / "model" / "mine.yaml", tmp_path / "sweep"
     mine.parent.mkdir(parents=True)
     mine.write_text("defaults: [e88_tiny, _self_]\nexpected_params: null\n")
     elman("--config-dir", "conf", "-m", "model=mine", *FIRST[2:])
     assert elman(*ADD, "train.seed=3").status == 0  # it is found where it was
+    if not recorded:
+        (sweep / "jobs.jsonl").unlink()
     mine.write_text("defaults: [e88_tiny, _self_]\nexpected_params: null\ndepth: 1\n")
-    ended = elman(*ADD, "train.seed=4")
+    if recorded:
+        assert elman(*ADD, "train.seed=4", "optim.lr=0.01").status == 0
+        added = [job for name, job in sorted(recorded_jobs(sweep).items())][3:]
+        assert [(job.config.model.depth, job.config.train.seed) for job in added] == [(2, 4)]
+        assert added[0].config.optim.lr == 0.01
+        assert added[0].overrides[-1] == "optim.lr=0.01"
+    ended = elman(*ADD, "model=e1" if recorded else "train.seed=5")
     assert ended.status == 2
     assert "job 1 was 01_mine_" in ended.errors
     assert "a setting or a YAML file has changed since; start a new sweep" in ended.errors

@@ -94,7 +94,7 @@ def test_a_dry_run_of_one_command_checks_it_and_makes_nothing(
         (["-m", "launcher.gpus=0"], "launcher.gpus=0: expected a list, as in launcher.gpus=[0]"),
         (
             ["-m", "launcher.gpus_per_job=3", "train.device=cpu"],
-            "train.batch_size=32: 3 ranks cannot share its rows equally; use 30 or 33",
+            "train.batch_size=16: 3 ranks cannot share its rows equally; use 15 or 18",
         ),
         (
             ["-m", "launcher.workers=1,2"],

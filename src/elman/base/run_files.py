@@ -45,6 +45,8 @@ META = "meta.json"
 # The folder of a sweep, in which each job's folder lies.
 SWEEP = "sweep.json"
 """The request, and each job's command, folder and status."""
+SWEEP_JOBS = "jobs.jsonl"
+"""Each job's configuration as it was composed."""
 SUBMITTED = ".submitit"
 """What the launchers write for their jobs."""
 

@@ -18,11 +18,13 @@ class ElmanCallback(Callback):
         from elman.config.keys import named_keys
         from elman.config.mistakes import explain_mistakes
         from elman.runs.prepare import prepare
+        from elman.runs.recorded_job import take_recorded
         from elman.sweeps.alone import DRY_RUN, asks_for_ranks, is_dry, plan_alone, ranks_alone
         from elman.sweeps.settings import refuse_alone
         from elman.sweeps.suite_runs import refuse_without_run
 
         try:
+            take_recorded(config)
             typed = typed_overrides(config, "task")
             with explain_mistakes(typed, compose_tree):
                 ranks, dry = asks_for_ranks(config), is_dry(config)

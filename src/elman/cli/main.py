@@ -70,9 +70,9 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
             print_wide()
         _refuse_lost_folder()
         from elman.cli.checkpoint_model import with_checkpoint_model
-        from elman.cli.taking_up import taken_up
+        from elman.cli.resume_command import whole_command
 
-        with taken_up(arguments) as whole:
+        with whole_command(arguments) as whole:
             status = _run_hydra(with_checkpoint_model(whole), before_run)
         sys.stdout.flush()
         return status

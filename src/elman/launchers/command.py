@@ -20,17 +20,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from omegaconf import DictConfig
-
 from elman.base import signals
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.quoting import quoted
 from elman.base.whole_file import rename
-from elman.config.compose import typed_overrides
 from elman.launchers.outcome import ERROR
 from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
+from elman.runs.recorded_job import KEY, recorded_job
 from elman.runs.state import has_begun, read_run_result
 
 # Names the signal, without SIG, on which submitit saves and requeues.
@@ -66,6 +64,7 @@ class JobCommand:
         start: Runs a command line in this process.
         flags: The arguments that say where YAML files are found.
         save_seconds: How long before its time limit a cluster tells it to save.
+        hydra: Its overrides of Hydra's own settings, which its recorded configuration lacks.
     """
 
     arguments: tuple[str, ...]
@@ -74,6 +73,7 @@ class JobCommand:
     start: Start
     flags: tuple[str, ...] = ()
     save_seconds: float = 0.0
+    hydra: tuple[str, ...] = ()
 
     def __call__(self) -> int:
         """Run the job and return its exit status; a preempted one does not return."""
@@ -110,6 +110,8 @@ class JobCommand:
     def command_line(self) -> list[str]:
         """Return the arguments that start it, or that continue it in a folder that it has begun.
 
+        It starts as its sweep has recorded it, whatever YAML files say by now.
+
         Raises:
             UserError: another process runs in its folder.
         """
@@ -120,6 +122,8 @@ class JobCommand:
             return [*self.flags, f"train.resume={quoted(self.folder)}", ALONE]
         if folder.exists():
             _set_aside(folder)
+        if recorded_job(folder) is not None:
+            return [*self.flags, f"{KEY}={quoted(self.folder)}", *self.hydra, ALONE]
         return [*self.arguments, f"hydra.run.dir={quoted(self.folder)}"]
 
     def _goes_on(self) -> bool:
@@ -209,21 +213,19 @@ def _signals() -> Iterator[tuple[set[int], Any]]:
 
 
 def job_arguments(
-    config: DictConfig, overrides: Sequence[str], config_flags: Sequence[str]
+    hydra: Sequence[str], overrides: Sequence[str], config_flags: Sequence[str]
 ) -> list[str]:
     """Return the arguments of one job, without its folder.
 
     Args:
-        config: The sweep's composed tree.
+        hydra: The overrides of Hydra's own settings that every job needs.
         overrides: The job's own overrides; those that belong to the sweep are left out.
         config_flags: Flags that say where YAML files are found.
     """
-    of_hydra = typed_overrides(config, "hydra")
-    kept = [text for text in of_hydra if not OF_THE_SWEEP.match(text)]
     own = [text for text in overrides if not OF_THE_SWEEP.match(text)]
-    return [*config_flags, *own, *kept, ALONE]
+    return [*config_flags, *own, *hydra, ALONE]
 
 
-def job_command(config: DictConfig, overrides: Sequence[str], config_flags: Sequence[str]) -> str:
+def job_command(hydra: Sequence[str], overrides: Sequence[str], config_flags: Sequence[str]) -> str:
     """Return the command that a user pastes to run one job of a sweep alone."""
-    return shlex.join(["elman", *job_arguments(config, overrides, config_flags)])
+    return shlex.join(["elman", *job_arguments(hydra, overrides, config_flags)])

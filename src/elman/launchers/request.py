@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig
 
 from elman.launchers.command import JobCommand, Start, job_arguments
 from elman.launchers.job import SweepJob
@@ -56,19 +55,19 @@ class LaunchRequest:
     """The jobs of a sweep that a launcher is to run.
 
     Args:
-        config: The sweep's composed tree.
         jobs: The jobs, in their order.
         settings: Group ``launcher``.
         start: Runs a command line in the process that calls it; a job's process calls it.
+        hydra: Overrides of Hydra's own settings that every job needs.
         config_flags: Flags that a job's command needs to find the same YAML files.
         log: Where the launcher records what becomes of the jobs.
         adopted: Jobs from before that are still in a cluster's queue, with their names there.
     """
 
-    config: DictConfig
     jobs: Sequence[SweepJob]
     settings: LauncherConfig
     start: Start
+    hydra: tuple[str, ...] = ()
     config_flags: tuple[str, ...] = ()
     log: JobLog = field(default_factory=NoLog)
     adopted: Mapping[int, str] = field(default_factory=dict)
@@ -76,11 +75,12 @@ class LaunchRequest:
     def command_of(self, job: SweepJob) -> JobCommand:
         """Return the command that a job's process runs, here or on a cluster."""
         return JobCommand(
-            tuple(job_arguments(self.config, job.overrides, self.config_flags)),
+            tuple(job_arguments(self.hydra, job.overrides, self.config_flags)),
             str(job.folder) if job.folder else None,
             resumable=job.config.mode == "train",
             start=self.start,
             flags=self.config_flags,
+            hydra=self.hydra,
         )
 
 

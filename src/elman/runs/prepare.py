@@ -25,7 +25,7 @@ from elman.config.catalog import Place, search_overrides
 from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
 from elman.config.ranks import Where, check_ranks
-from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
+from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.config.suites import GROUP
 from elman.data.matching import anchored
 from elman.runs.folder import (
@@ -38,6 +38,7 @@ from elman.runs.folder import (
 )
 from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
+from elman.runs.recorded_job import put_config, recorded_job
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
 from elman.sections.training import DataConfig
 from elman.training.weights_and_biases import check_access
@@ -63,7 +64,7 @@ def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
         raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
     if is_resume(config):
         config = resumed_config(config, plain_tree(tree, model_name), named)
-    _check_files(config, may_pack=may_pack)
+    check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))
     return _anchored(config, changes_folder=bool(tree.hydra.job.chdir))
@@ -139,9 +140,7 @@ def _resumed(
         raise UserError("hydra.run.dir: train.resume continues in the run's own folder; drop it")
     folder = resumed_folder(config)
     lock = _locked(folder)
-    with read_write(tree), open_dict(tree):
-        for key, section in flatten(config).items():
-            tree[key] = section
+    put_config(tree, config)
     # Hydra writes before the mode knows whether the run can continue; we write afterwards.
     _point_hydra(tree, folder, output_subdir=None)
     log = OmegaConf.select(tree, "hydra.job_logging.handlers.file")
@@ -242,7 +241,7 @@ def _absolute(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name)) if name else name
 
 
-def _check_files(config: RunConfig, *, may_pack: bool) -> None:
+def check_files(config: RunConfig, *, may_pack: bool) -> None:
     """Refuse now what the mode would find missing only after it imports torch.
 
     Data that must be packed is packed here: before there is a folder, before torch takes its
@@ -277,10 +276,12 @@ def adopt(sections: DictConfig) -> PreparedRun:
     tree = sections.copy()
     with open_dict(tree):
         tree.hydra = hydra
+    folder = Path(str(hydra.runtime.output_dir))
+    if (job := recorded_job(folder)) is not None:
+        put_config(tree, job.config)
     config = checked_config(tree)
     if not MODES[config.mode].makes_folder:
         return without_folder(tree, config)
-    folder = Path(str(hydra.runtime.output_dir))
     return PreparedRun(config, folder, _locked(folder))
 
 

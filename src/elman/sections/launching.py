@@ -128,6 +128,7 @@ class SweepConfig(Section):
     Args:
         resume: Folder of an earlier sweep; its jobs that are not ok run again.
         add: Folder of an earlier sweep; this command adds jobs to it.
+        job: Folder of one job of a sweep; the command is this job alone, as the sweep recorded it.
         allow_changed_code: Whether jobs may be added by other code than the earlier jobs ran.
         dry_run: Check everything and print the command of every job, but run none.
         max_params_spread: Largest spread of the jobs' parameter counts, (largest - smallest) /
@@ -137,6 +138,7 @@ class SweepConfig(Section):
 
     resume: str | None = None
     add: str | None = None
+    job: str | None = None
     allow_changed_code: bool = False
     dry_run: bool = False
     max_params_spread: Positive = 0.15

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -19,7 +21,18 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from elman.config.compose import OTHER_SECTIONS
+from elman.base.errors import UserError
+from elman.config.compose import OTHER_SECTIONS, compose_tree
+from elman.config.mistakes import explain_mistakes
+from elman.config.run_config import RunConfig
+from elman.launchers.job import SweepJob
+from elman.runs.prepare import checked_config, job_overrides, without_folder
+from elman.runs.prepared import PreparedRun
+from elman.runs.recorded_job import put_config
+from elman.sections.launching import SweepConfig
+from elman.sweeps.expand import Expanded, expand
+from elman.sweeps.settings import composed_sizes, is_of_sweeps
+from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
 Choices = tuple[tuple[str, str], ...]
 """Groups and their choices, as typed."""
@@ -67,6 +80,92 @@ class JobComposer:
         tree.hydra.overrides.task = list(texts)
         OmegaConf.copy_cache(from_config=self._master, to_config=tree)
         return tree
+
+    def parsed(self, texts: Sequence[str]) -> list[Override]:
+        """Return overrides as Hydra reads them.
+
+        Raises:
+            UserError: one of them cannot be read.
+        """
+        with explain_mistakes(texts, compose_tree):
+            return self._parser.parse_overrides(list(texts))
+
+    def refuse_swept_settings(self, texts: Sequence[str]) -> None:
+        """Refuse several values for a setting of the whole sweep, and settings of a single run."""
+        for override in self.parsed(texts):
+            key = override.get_key_element().lstrip("+~")
+            if is_of_sweeps(key) and override.is_sweep_override():
+                raise UserError(
+                    f"{override.input_line}: applies to the whole sweep; give one value"
+                )
+            if key == "train.resume" and override.value() is not None:
+                raise UserError(
+                    f"{override.input_line}: resumes one run, and this is a sweep; type elman -m "
+                    "sweep.resume=<folder of the sweep or suite>, or elman train.resume=<run "
+                    "folder> alone"
+                )
+
+    def suite(self, texts: Sequence[str]) -> ChosenSuite | None:
+        """Return the suite that overrides choose, or None."""
+        with explain_mistakes(texts, compose_tree):
+            return chosen_suite(self.whole, self.parsed(texts), str(self._master.mode))
+
+    def expanded(self, texts: Sequence[str], suite: ChosenSuite | None) -> list[Expanded]:
+        """Return the overrides of every job that a command asks for."""
+        overrides = self.parsed(texts)
+        with explain_mistakes(texts, compose_tree):
+            return expand_suite(suite, overrides, self._parser) if suite else expand(overrides)
+
+    def sizes(self, texts: Sequence[str]) -> SweepConfig:
+        """Return group ``sweep`` as these overrides compose it."""
+        with explain_mistakes(texts, compose_tree):
+            return composed_sizes(self.whole(texts))
+
+    def config(self, texts: Sequence[str], may_pack: bool) -> RunConfig:
+        """Return the checked configuration of a job.
+
+        Args:
+            texts: Its overrides.
+            may_pack: Whether data that must be packed is packed now; else it is only checked.
+
+        Raises:
+            UserError: a setting is wrong.
+        """
+        with explain_mistakes(texts, self.whole):
+            return _checked(self.tree(texts), may_pack)
+
+    def changed(
+        self, config: RunConfig, texts: Sequence[str], values: Sequence[str], may_pack: bool
+    ) -> RunConfig:
+        """Return a job's configuration with other values, checked.
+
+        Args:
+            config: The job's, whatever its YAML files say by now.
+            texts: All overrides of the changed job.
+            values: Those of them that are new: no choices of groups.
+            may_pack: As for :meth:`config`.
+        """
+        with explain_mistakes(texts, self.whole):
+            tree = _without_most_of_hydra(deepcopy(self._master))
+            put_config(tree, config)
+            OmegaConf.set_struct(tree, True)
+            ConfigLoaderImpl._apply_overrides_to_config(self.parsed(values), tree)
+            with open_dict(tree.hydra):
+                tree.hydra.overrides.task = list(texts)
+            return _checked(tree, may_pack)
+
+    def only_values(self, texts: Sequence[str]) -> bool:
+        """Whether overrides set values of jobs alone: no choices, and nothing that adds a key."""
+        return all(
+            _is_value(one) and not self._is_group(one) and not _is_of_the_sweep(one)
+            for one in self.parsed(texts)
+        )
+
+    def prepared(self, job: SweepJob) -> PreparedRun:
+        """Return a job that runs in this process and makes no folder."""
+        search = [text for text in job_overrides(self._master) if text.startswith("hydra.")]
+        found = without_folder(self._master, job.config)
+        return replace(found, overrides=(*job.overrides, *search), in_sweep=True)
 
     def _is_group(self, override: Override) -> bool:
         key = override.key_or_group
@@ -135,6 +234,13 @@ class JobComposer:
         return tree
 
 
+def _checked(tree: DictConfig, may_pack: bool) -> RunConfig:
+    found = checked_config(tree, may_pack=may_pack)
+    if found.train.resume is not None:
+        raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
+    return found
+
+
 _NONE = object()
 _OF_THE_SWEEP = tuple(name for name in OTHER_SECTIONS if name != "hydra")
 _CHOICE = "hydra.runtime.choices."
@@ -146,9 +252,13 @@ def _key(choices: Mapping[str, str]) -> Choices:
 
 def _is_plain(override: Override) -> bool:
     """Whether an override is ``key=value``, and not about Hydra itself."""
+    return _is_value(override) and not override.is_sweep_override()
+
+
+def _is_value(override: Override) -> bool:
+    """Whether an override is ``key=value`` or ``key=value,value``, and not about Hydra itself."""
     return (
         override.package is None
-        and not override.is_sweep_override()
         and not (override.is_add() or override.is_force_add() or override.is_delete())
         and not override.is_hydra_override()
     )

@@ -1,14 +1,14 @@
 """``sweep.add=<folder>``: adds jobs to an earlier sweep, in its folder.
 
 An added job is a job that the sweep has, with the settings that are typed now in place of its own.
+Values are put into its recorded configuration. A choice of a group is composed, from YAML files
+that must still say what they said.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -20,37 +20,39 @@ from elman.config.experiment import same_run
 from elman.config.run_config import RunConfig
 from elman.config.suites import GROUP
 from elman.evaluation.result import RunResult
-from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
 from elman.runs.state import read_run_result
+from elman.sweeps.checks import named_job
+from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.expand import expand
-from elman.sweeps.resume import read_sweep
+from elman.sweeps.request import SweepRequest
 from elman.sweeps.suite_runs import ONLY, ChosenSuite
 
-Compose = Callable[[int, int, Sequence[str]], RunConfig]
-"""Returns the configuration of a job, given its number, the number of jobs, and its overrides."""
 _PATHS = ("data.path", "data.val_path", "train.init_from")
 _OF_DATA = ("bytes", "sha256", "sample_sha256", "train_bytes")
 
 
 @dataclass(frozen=True)
-class Grown:
-    """The jobs of a sweep that was grown.
+class JobList:
+    """The jobs of a sweep.
 
     Args:
         jobs: All of them, those from before first.
         wanted: Numbers of the jobs that this command asks for, whether they are new or not.
         before: How many jobs the sweep had.
+        recorded: How many of the first ones it has recorded as they were composed.
     """
 
     jobs: list[SweepJob]
     wanted: frozenset[int]
     before: int = 0
+    recorded: int = 0
 
     @classmethod
-    def whole(cls, jobs: list[SweepJob]) -> Grown:
+    def whole(cls, jobs: list[SweepJob], *, recorded: bool = False) -> JobList:
         """Return a sweep all of whose jobs are asked for."""
-        return cls(jobs, frozenset(job.number for job in jobs))
+        wanted = frozenset(job.number for job in jobs)
+        return cls(jobs, wanted, recorded=len(jobs) if recorded else 0)
 
     @property
     def asked(self) -> list[SweepJob]:
@@ -58,63 +60,101 @@ class Grown:
         return [job for job in self.jobs if job.number in self.wanted]
 
     @property
+    def unrecorded(self) -> list[SweepJob]:
+        """The jobs whose configurations are still to be recorded."""
+        return self.jobs[self.recorded :]
+
+    @property
     def new(self) -> list[SweepJob]:
         """The jobs that the sweep did not have."""
         return [job for job in self.asked if job.number > self.before]
 
 
-def is_grown(earlier: Mapping[str, Any] | None) -> bool:
-    """Whether jobs were added to a sweep: its first command does not give all its jobs."""
-    return bool((earlier or {}).get("added"))
-
-
-def recorded_overrides(earlier: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the overrides of each job that a sweep has recorded."""
-    alone = {ALONE}
-    return [
-        tuple(text for text in shlex.split(job["command"])[1:] if text not in alone)
-        for job in earlier["jobs"]
-    ]
-
-
 def grown_jobs(
-    earlier: Mapping[str, Any], asked: Sequence[tuple[str, ...]], compose: Compose
-) -> Grown:
-    """Return the jobs of a sweep, and those of ``asked`` that it does not have.
+    request: SweepRequest,
+    earlier: EarlierSweep,
+    recorded: Sequence[SweepJob] | None,
+    suite: ChosenSuite | None,
+) -> JobList:
+    """Return the jobs of a sweep, and those that a command adds.
 
     Args:
-        earlier: Content of its ``sweep.json``.
-        asked: Overrides of the jobs that are asked for.
-        compose: Composes and checks a job.
+        request: The command.
+        earlier: The sweep.
+        recorded: Its jobs as they were composed, or None if it has not recorded them.
+        suite: Its suite, or None.
+
+    Raises:
+        UserError: the command sets something that an added job cannot have, or a YAML file that it
+            needs has changed.
     """
-    old = recorded_overrides(earlier)
-    total = len(old) + len(asked)
-    jobs = [
-        SweepJob(number, total, texts, (), compose(number, total, texts))
-        for number, texts in enumerate(old, 1)
-    ]
+    composer, typed = request.composer, request.composer.parsed(request.overrides)
+    _refuse(earlier, typed, suite)
+    from_record = recorded is not None and composer.only_values(request.overrides)
+    old = list(recorded or ())
+    if not from_record:
+        again = composed_again(request, earlier)
+        earlier.check_same([job.config for job in again])
+        old = old or again
+    asked = _asked(request, earlier, old, typed)
     known: dict[str, int] = {}
-    for job in jobs:
+    for job in old:
         known.setdefault(same_run(job.config), job.number)
-    by_texts = {job.overrides: job.config for job in jobs}
-    wanted = set()
-    for texts in asked:
-        config = by_texts.get(texts) or compose(len(jobs) + 1, total, texts)
+    by_texts = {job.overrides: job.config for job in old}
+    jobs, wanted, total = list(old), set[int](), len(old) + len(asked)
+    for texts, (base, values) in asked.items():
+        if (config := by_texts.get(texts)) is None:
+            with named_job(len(jobs) + 1, total, texts):
+                config = (
+                    composer.config(texts, request.may_pack)
+                    if not from_record
+                    else composer.changed(base.config, texts, values, request.may_pack)
+                )
         number = known.setdefault(same_run(config), len(jobs) + 1)
         if number > len(jobs):
             jobs.append(SweepJob(number, total, texts, (), config))
         wanted.add(number)
-    return Grown(_labelled(jobs, earlier), frozenset(wanted), len(old))
+    return JobList(_labelled(jobs, earlier), frozenset(wanted), len(old), len(recorded or ()))
 
 
-def _labelled(jobs: Sequence[SweepJob], earlier: Mapping[str, Any]) -> list[SweepJob]:
+def composed_again(request: SweepRequest, earlier: EarlierSweep) -> list[SweepJob]:
+    """Return the jobs of a sweep as its recorded overrides compose them now."""
+    jobs, overrides = list[SweepJob](), earlier.overrides
+    for number, (texts, swept) in enumerate(zip(overrides, earlier.swept, strict=True), 1):
+        with named_job(number, len(overrides), texts):
+            config = request.composer.config(texts, request.may_pack)
+        jobs.append(SweepJob(number, len(overrides), texts, swept, config))
+    return jobs
+
+
+def _asked(
+    request: SweepRequest, earlier: EarlierSweep, old: Sequence[SweepJob], typed: Sequence[Override]
+) -> dict[tuple[str, ...], tuple[SweepJob, tuple[str, ...]]]:
+    """Return the overrides of each job that a command asks for, once.
+
+    With each: a job of the sweep, and the overrides that are put in the place of its own.
+    """
+    if any(_key(text) == ONLY for text in request.overrides):  # other runs of the suite
+        keys = {_key(text) for text in request.overrides}
+        texts = [text for text in earlier.arguments if _key(text) not in keys]
+        texts += request.overrides
+        expanded = request.composer.expanded(texts, request.composer.suite(texts))
+        return {texts: (old[0], ()) for texts, _ in expanded}
+    found: dict[tuple[str, ...], tuple[SweepJob, tuple[str, ...]]] = {}
+    changes = [texts for texts, _ in expand(typed)]
+    for job in old:
+        for values in changes:
+            found.setdefault(_with(job.overrides, values), (job, values))
+    return found
+
+
+def _labelled(jobs: Sequence[SweepJob], earlier: EarlierSweep) -> list[SweepJob]:
     """Give every job the overrides that distinguish it, now that there are more jobs."""
-    keys = {_key(text) for job in earlier["jobs"] for text in job.get("swept") or ()}
-    values: dict[str, set[str | None]] = {}
-    told = [{_key(text): text for text in job.overrides} for job in jobs]
-    for key in {key for one in told for key in one}:
-        values[key] = {one.get(key) for one in told}
-    keys |= {key for key, found in values.items() if len(found) > 1}
+    keys = {_key(text) for swept in earlier.swept for text in swept}
+    by_key = [{_key(text): text for text in job.overrides} for job in jobs]
+    for key in {key for one in by_key for key in one}:
+        if len({one.get(key) for one in by_key}) > 1:
+            keys.add(key)
     return [
         replace(
             job,
@@ -125,34 +165,6 @@ def _labelled(jobs: Sequence[SweepJob], earlier: Mapping[str, Any]) -> list[Swee
     ]
 
 
-def asked_jobs(
-    earlier: Mapping[str, Any],
-    typed: Sequence[Override],
-    suite: ChosenSuite | None,
-    expanded_suite: Callable[[], Sequence[tuple[str, ...]]],
-) -> list[tuple[str, ...]]:
-    """Return the overrides of the jobs that a command asks to add, each once.
-
-    Args:
-        earlier: Content of ``sweep.json``.
-        typed: The overrides of this command for its jobs.
-        suite: The suite of the sweep, or None.
-        expanded_suite: Returns the jobs of the suite with the overrides of the first command and
-            of this one; called if the command names other runs of the suite.
-
-    Raises:
-        UserError: the command sets something that an added job cannot have.
-    """
-    _refuse(earlier, typed, suite)
-    if any(_key(override.input_line or "") == ONLY for override in typed):
-        return list(dict.fromkeys(expanded_suite()))
-    found: dict[tuple[str, ...], None] = {}
-    for own in recorded_overrides(earlier):
-        for texts, _ in expand(typed):
-            found[_with(own, texts)] = None
-    return list(found)
-
-
 def _with(own: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
     """Return overrides with others in their places, or after them."""
     merged = {_key(text): text for text in own}
@@ -160,12 +172,10 @@ def _with(own: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(merged.values())
 
 
-def _refuse(
-    earlier: Mapping[str, Any], typed: Sequence[Override], suite: ChosenSuite | None
-) -> None:
-    anew = f"start a new sweep: {first_command(earlier)}"
+def _refuse(earlier: EarlierSweep, typed: Sequence[Override], suite: ChosenSuite | None) -> None:
+    anew = f"start a new sweep: {earlier.first_command}"
     of_runs = {_key(text) for run in suite.config.runs for text in run} if suite else set()
-    swept = {_key(text) for job in earlier["jobs"] for text in job.get("swept") or ()}
+    swept = {_key(text) for texts in earlier.swept for text in texts}
     for override in typed:
         line = override.input_line or ""
         key = _key(line)
@@ -185,14 +195,11 @@ def _is_whole(value: str) -> bool:
     return value == "null" or value.lstrip("['\"").startswith(("/", "~"))
 
 
-def check_unchanged(
-    folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob], allow_code: bool
-) -> list[str]:
+def check_unchanged(earlier: EarlierSweep, jobs: Sequence[SweepJob], allow_code: bool) -> list[str]:
     """Check that new jobs would have the data and the code of those that ended; return notes.
 
     Args:
-        folder: The sweep's folder.
-        earlier: Content of its ``sweep.json``.
+        earlier: The sweep.
         jobs: Its jobs from before, with their folders.
         allow_code: Whether other code is only noted.
 
@@ -200,8 +207,8 @@ def check_unchanged(
         UserError: the data or the code is not what an earlier job had.
     """
     results = [(job, found) for job in jobs if (found := _result(job)) is not None]
-    _check_data(folder, earlier, results)
-    return list(_check_code(folder, earlier, results, allow_code))
+    _check_data(earlier, results)
+    return list(_check_code(earlier, results, allow_code))
 
 
 def _result(job: SweepJob) -> RunResult | None:
@@ -209,9 +216,7 @@ def _result(job: SweepJob) -> RunResult | None:
     return found if found is not None and found.status == RunStatus.OK else None
 
 
-def _check_data(
-    folder: Path, earlier: Mapping[str, Any], results: Sequence[tuple[SweepJob, RunResult]]
-) -> None:
+def _check_data(earlier: EarlierSweep, results: Sequence[tuple[SweepJob, RunResult]]) -> None:
     seen: set[str] = set()
     for job, result in results:
         text = repr(job.config.data)
@@ -222,9 +227,9 @@ def _check_data(
         now = _data_now(job.config)
         if now is not None and now != before:
             raise UserError(
-                f"sweep.add={folder}: the data is not what job {job.number} read: "
+                f"sweep.add={earlier.folder}: the data is not what job {job.number} read: "
                 f"{_bytes(before)} then, {_bytes(now)} now; restore the file, or start a new "
-                f"sweep: {first_command(earlier)}"
+                f"sweep: {earlier.first_command}"
             )
 
 
@@ -241,8 +246,7 @@ def _bytes(data: Mapping[str, Any]) -> str:
 
 
 def _check_code(
-    folder: Path,
-    earlier: Mapping[str, Any],
+    earlier: EarlierSweep,
     results: Sequence[tuple[SweepJob, RunResult]],
     allow: bool,
 ) -> Iterator[str]:
@@ -258,23 +262,14 @@ def _check_code(
         told.add(before)
         if before != now and not allow:
             raise UserError(
-                f"sweep.add={folder}: the code has changed: job {job.number} ran with {before}, "
-                f"this is {now}; check that revision out, add sweep.allow_changed_code=true, or "
-                f"start a new sweep: {first_command(earlier)}"
+                f"sweep.add={earlier.folder}: the code has changed: job {job.number} ran with "
+                f"{before}, this is {now}; check that revision out, add "
+                f"sweep.allow_changed_code=true, or start a new sweep: {earlier.first_command}"
             )
         if before != now:
             yield f"note: job {job.number} ran with {before}, added jobs run with {now}"
         elif before.endswith("-dirty"):
             yield f"note: {before} has uncommitted changes, so it may not be the code of job 1"
-
-
-def check_not_grown_meanwhile(folder: Path, earlier: Mapping[str, Any]) -> None:
-    """Raise UserError if another command has added jobs since ``earlier`` was read."""
-    now = [job["folder"] for job in read_sweep(folder, "sweep.add")["jobs"]]
-    if now != [job["folder"] for job in earlier["jobs"]]:
-        raise UserError(
-            f"sweep.add={folder}: another command has added jobs meanwhile; type the command again"
-        )
 
 
 def nothing_to_add(folder: str) -> str:
@@ -283,17 +278,6 @@ def nothing_to_add(folder: str) -> str:
         f"sweep.add={folder}: names nothing to add; type it, as in train.seed=4,5 or model=e42, or "
         f"type {pasteable('sweep.resume', folder)} to run the jobs that are not ok again"
     )
-
-
-def first_command(earlier: Mapping[str, Any]) -> str:
-    """Return the command that started a sweep."""
-    return str(earlier.get("typed") or earlier["command"])
-
-
-def prefixes(earlier: Mapping[str, Any] | None) -> dict[int, str]:
-    """Return the number at the beginning of each job's folder, as it was when the job was new."""
-    jobs = (earlier or {}).get("jobs", [])
-    return {int(job["number"]): str(job["folder"]).partition("_")[0] for job in jobs}
 
 
 def _key(text: str) -> str:

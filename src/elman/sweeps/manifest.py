@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,10 +14,11 @@ from elman.base.exit_status import RunStatus
 from elman.base.whole_file import put_json
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
+from elman.runs.recorded_job import RecordedJob, record_jobs
 from elman.runs.state import NOT_STARTED, RUNNING, read_result, state
 from elman.runs.status import OutsideEnd, ended_as
-from elman.sweeps.recorded_command import Command
-from elman.sweeps.suite_runs import ChosenSuite
+from elman.sweeps.jobs import CheckedSweep
+from elman.sweeps.request import SweepRequest
 
 
 class Record:
@@ -26,13 +28,8 @@ class Record:
         folder: The sweep's folder; None writes nothing.
         jobs: Every job of the sweep, whether or not it runs now.
         result_name: The file with which a job ends.
-        arguments: Overrides that were typed for the jobs.
-        claimed: Overrides that were typed about the models' sizes.
-        suite: The suite, if the sweep runs one.
-        started: When the sweep began, or was resumed.
-        command: The command that started it; None if an old sweep has not recorded it.
+        head: What the file says beside the jobs; a mode, the suite and times are added.
         tasks: Jobs that were submitted to a cluster before, with their names there.
-        added: The commands that added jobs to the sweep, oldest first.
     """
 
     def __init__(
@@ -40,26 +37,34 @@ class Record:
         folder: Path | None,
         jobs: Sequence[SweepJob],
         result_name: str,
-        arguments: Sequence[str],
-        claimed: Sequence[str],
-        suite: ChosenSuite | None,
-        started: datetime,
-        command: Command | None = None,
+        head: Mapping[str, Any] | None = None,
         tasks: Mapping[int, str] | None = None,
-        added: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._folder, self._jobs, self._result_name = folder, jobs, result_name
-        self._arguments, self._claimed = arguments, claimed
-        self._suite, self._started = suite, started
-        self._command, self._tasks = command, dict(tasks or {})
+        self._folder, self._jobs, self._result_name = folder, list(jobs), result_name
+        self._head, self._tasks = dict(head or {}), dict(tasks or {})
         self._statuses = {job.number: NOT_STARTED for job in jobs}
         self._reasons: dict[int, str] = {}
         self._places: dict[int, str | None] = {}
-        self._added, self._warned = list(added), False
+        self._warned = False
+
+    def keep(self, jobs: Sequence[SweepJob]) -> None:
+        """Keep the configurations of new jobs, in a file of their own."""
+        if self._folder is None:
+            return
+        kept = {
+            job.folder.name: RecordedJob(job.overrides, job.config)
+            for job in jobs
+            if job.folder is not None
+        }
+        try:
+            record_jobs(self._folder, kept)
+        except OSError as error:
+            self._warn(run_files.SWEEP_JOBS, error)
 
     def begin(self) -> None:
         """Write the state of the jobs' folders: empty in a new sweep, as found in a resumed one."""
-        self._statuses = {job.number: state(job.folder, self._result_name) for job in self._jobs}
+        for job in self._jobs:
+            self._statuses[job.number] = state(job.folder, self._result_name)
         self._write(None)
 
     def job_started(self, number: int, place: str = "") -> None:
@@ -112,25 +117,18 @@ class Record:
             put_json(self._folder / run_files.SWEEP, self._content(ended))
             self._warned = False
         except OSError as error:
-            place = self._folder / run_files.SWEEP
-            if not self._warned:
-                print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
-            self._warned = True
+            self._warn(run_files.SWEEP, error)
+
+    def _warn(self, name: str, error: OSError) -> None:
+        if not self._warned and self._folder is not None:
+            place = self._folder / name
+            print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
+        self._warned = True
 
     def _content(self, ended: datetime | None) -> dict[str, Any]:
         # A suite's file asks for a sweep by itself.
-        alone = [ALONE] if self._suite is not None else []
-        recorded = self._command.as_json() if self._command is not None else {}
-        return recorded | {
-            "command": shlex.join(["elman", "-m", *self._arguments, *self._claimed]),
-            "arguments": list(self._arguments),
-            "claims": list(self._claimed),
-            "added": self._added,
-            "mode": self._jobs[0].config.mode,
-            "benchmark": self._suite.name if self._suite else None,
-            # A report needs it, and by then the suite's file may be gone or changed.
-            "suite": self._suite.definition if self._suite else None,
-            "started": self._started.isoformat(timespec="seconds"),
+        alone = [ALONE] if self._head.get("benchmark") is not None else []
+        return self._head | {
             "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
             "jobs": [
                 {
@@ -148,3 +146,53 @@ class Record:
                 for job in self._jobs
             ],
         }
+
+
+def sweep_record(request: SweepRequest, checked: CheckedSweep) -> Record:
+    """Return what keeps the ``sweep.json`` of a sweep.
+
+    Args:
+        request: The command that starts it, or goes on with it.
+        checked: The sweep.
+    """
+    earlier, suite = checked.earlier, checked.suite
+    started = request.started.isoformat(timespec="seconds")
+    added = earlier.added if earlier is not None else []
+    if earlier is not None and earlier.grows and checked.job_list.new:
+        typed = shlex.join(["elman", *request.argv])
+        added.append({"typed": typed, "arguments": list(request.overrides), "started": started})
+    head = _command(request, checked) | {
+        "command": shlex.join(["elman", "-m", *checked.arguments, *checked.claims]),
+        "arguments": list(checked.arguments),
+        "claims": list(checked.claims),
+        "sizes": checked.sizes.model_dump(include={"equal_size", "max_params_spread"}),
+        "added": added,
+        "mode": checked.jobs[0].config.mode,
+        "benchmark": suite.name if suite else None,
+        # A report needs it, and by then the suite's file may be gone or changed.
+        "suite": suite.definition if suite else None,
+        "started": started,
+    }
+    tasks = earlier.tasks if earlier is not None else {}
+    return Record(checked.folder, checked.jobs, checked.mode.result_file, head, tasks)
+
+
+def _command(request: SweepRequest, checked: CheckedSweep) -> dict[str, Any]:
+    """Return the command that started the sweep, from which ``sweep.resume`` builds its own.
+
+    The launcher is the present one. An old sweep has not recorded its command.
+    """
+    first: dict[str, Any] = {
+        "typed": shlex.join(["elman", *request.argv]),
+        "argv": list(request.argv),
+        "cwd": os.getcwd(),
+        "flags": list(request.config_flags),
+        "hydra": list(request.hydra),
+    }
+    if checked.earlier is not None:
+        recorded = checked.earlier.content
+        if "argv" not in recorded:
+            return {}
+        first = {name: recorded[name] for name in first}
+    launcher = request.launcher
+    return first | {"launcher": {"name": launcher.name, "overrides": list(launcher.overrides)}}

@@ -11,10 +11,11 @@ from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
 from elman.config.run_config import OF_SWEEPS
 from elman.config.validate import validate_sweep
-from elman.sections.launching import SweepSettings
+from elman.sections.launching import SweepConfig, SweepSettings
 
+_SIZES = ("equal_size", "max_params_spread")
 # A config file of the user's own may hold both settings.
-_CLAIMS = ("sweep", "sweep.equal_size", "sweep.max_params_spread")
+_CLAIMS = ("sweep", *(f"sweep.{key}" for key in _SIZES))
 
 
 def sweep_settings(tree: DictConfig) -> SweepSettings:
@@ -46,16 +47,27 @@ def claims(arguments: Sequence[str], earlier: Sequence[str] = ()) -> list[str]:
     return list({text.partition("=")[0]: text for text in (*earlier, *own)}.values())
 
 
-def claiming(settings: SweepSettings, tree: DictConfig) -> SweepSettings:
-    """Return settings with the claim about sizes that another composed tree makes.
+def with_sizes(settings: SweepConfig, sizes: SweepConfig, typed: Sequence[str]) -> SweepConfig:
+    """Return settings with the claim about sizes that others make.
+
+    Args:
+        settings: The settings of this command.
+        sizes: The settings that make the claim.
+        typed: Overrides of this command about sizes; what they set stays.
+    """
+    keys = {text.partition("=")[0].lstrip("+~") for text in typed}
+    left = [key for key in _SIZES if not keys & {"sweep", f"sweep.{key}"}]
+    return settings.model_copy(update={key: getattr(sizes, key) for key in left})
+
+
+def composed_sizes(tree: DictConfig) -> SweepConfig:
+    """Return the claim about sizes that a composed tree makes, whatever its launcher.
 
     Raises:
         UserError: the claim is wrong.
     """
     sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
-    composed = validate_sweep(sections["launcher"], sections["sweep"], frozenset()).sweep
-    update = composed.model_dump(include={"equal_size", "max_params_spread"})
-    return settings.model_copy(update={"sweep": settings.sweep.model_copy(update=update)})
+    return validate_sweep(sections["launcher"], sections["sweep"], frozenset()).sweep
 
 
 def refuse_alone(named: Iterable[str]) -> None:
@@ -65,9 +77,9 @@ def refuse_alone(named: Iterable[str]) -> None:
             raise UserError(f"{key}: read only in a sweep; add -m or drop it")
 
 
-def refuse_in_process(tree: DictConfig, mode: str) -> None:
+def refuse_in_process(named: Iterable[str], mode: str) -> None:
     """Raise UserError if the command sets up a launcher for a mode that needs none."""
-    for key in sorted(named_keys(typed_overrides(tree, "task"))):
+    for key in sorted(named):
         if _of("launcher", key) or key in ("sweep.resume", "sweep.add"):
             raise UserError(
                 f"{key}: mode={mode} runs in this process and does not read it; drop it"

@@ -24,22 +24,28 @@ class ElmanSweeper(Sweeper):
         from elman.base.exit_status import ExitStatus, is_interrupted
         from elman.cli import session
         from elman.modes.sweep_table import sweep_table_of
-        from elman.sweeps.sweep import SweepCommand, sweep
+        from elman.sweeps.jobs import checked_sweep
+        from elman.sweeps.request import sweep_request
+        from elman.sweeps.sweep import sweep
 
         assert self.hydra_context is not None
+        assert self.task_function is not None
         assert self.config is not None
         state = session.current()
         assert state.start is not None
         assert state.run is not None
-        command = SweepCommand(
-            overrides=arguments,
+        request = sweep_request(
+            self.hydra_context,
+            self.task_function,
+            self.config,
+            arguments,
             argv=state.argv,
             config_flags=state.config_flags,
             start=state.start,
             run=state.run,
             table_of=sweep_table_of,
         )
-        status = sweep(self.hydra_context, self.task_function, self.config, command)
+        status = sweep(request, checked_sweep(request))
         # One of Hydra's own launchers has left the status of its last job here.
         if state.status is ExitStatus.OK or is_interrupted(status):
             state.status = status

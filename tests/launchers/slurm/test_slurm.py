@@ -224,7 +224,7 @@ def test_ranks_find_each_other_and_go_on_together_after_a_preemption(
     assert {one["MASTER_PORT"] for one in starts} == {str(10_000 + int(task))}
     # Rank 0 has begun by the time at which rank 1 looks; both must still do the same.
     begun = [one["arguments"][0].partition("=")[0] for one in starts]
-    assert begun == ["train.steps"] * 2 + ["train.resume"] * 2
+    assert begun == ["sweep.job"] * 2 + ["train.resume"] * 2
 
 
 @pytest.mark.required

@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
 
 def end_with(arguments: list[str], status: int, told: Sequence[int] = ()) -> int:
     """Note the end; rank 0 writes the result."""
-    named = [text for text in arguments if text.startswith(("hydra.run.dir=", "train.resume="))]
+    keys = ("hydra.run.dir=", "train.resume=", "sweep.job=")
+    named = [text for text in arguments if text.startswith(keys)]
     folder = named[0].partition("=")[2] if named else None
     word = {0: "ok", 1: "crash", 4: "oom", 130: "interrupted"}[status]
     if os.environ["RANK"] == "0" and folder is not None:
@@ -70,11 +71,24 @@ def end_with(arguments: list[str], status: int, told: Sequence[int] = ()) -> int
 
 
 def _ends(arguments: Sequence[str]) -> tuple[int, int]:
-    steps = next((text for text in arguments if text.startswith("train.steps=9")), None)
+    texts = [*arguments, *_recorded(arguments)]
+    steps = next((text for text in texts if text.startswith("train.steps=9")), None)
     if steps is None:
         return 0, WELL
     number = int(steps.partition("=9")[2])
     return number // 10, number % 10
+
+
+def _recorded(arguments: Sequence[str]) -> list[str]:
+    """Return the overrides of a job of a sweep."""
+    named = [
+        text.partition("=")[2].strip("'") for text in arguments if text.startswith("sweep.job=")
+    ]
+    if not named:
+        return []
+    folder = Path(named[0])
+    lines = map(json.loads, (folder.parent / "jobs.jsonl").read_text().splitlines())
+    return next(line["overrides"] for line in lines if line["folder"] == folder.name)
 
 
 def _note(what: str, arguments: list[str], told: Sequence[int] = ()) -> None:

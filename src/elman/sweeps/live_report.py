@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 @contextmanager
-def living_page(
+def live_report(
     folder: Path | None, every: float = PAGE_SECONDS, first: float = _FIRST_SECONDS
 ) -> Iterator[None]:
     """Rewrite the report in a sweep's folder until the jobs are done.

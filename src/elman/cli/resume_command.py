@@ -24,7 +24,7 @@ _PLACES = ("--config-dir", "--config-path")
 
 
 @contextmanager
-def taken_up(arguments: Arguments) -> Iterator[Arguments]:
+def whole_command(arguments: Arguments) -> Iterator[Arguments]:
     """Yield the whole command; meanwhile its relative paths start from the recorded folder.
 
     Any other command is yielded unchanged. So is one whose sweep has recorded nothing: the code
