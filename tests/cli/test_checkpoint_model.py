@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from elman.cli.main import main
+from tests.small_run import TEXT, Elman, elman_said
 
 SMALL = (
     "train.steps=1",
@@ -19,14 +19,13 @@ SMALL = (
     "log.tensorboard=false",
 )
 MODEL = ("model=e75h4n16", "model.dim=128", "model.depth=1")
-Elman = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that holds a finished run and its text."""
     place = tmp_path_factory.mktemp("finished")
-    (place / "text.txt").write_bytes(b"def add(left, right):\n    return left + right\n" * 99)
+    (place / "text.txt").write_bytes(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         assert main([*MODEL, *SMALL, "data.path=text.txt", "hydra.run.dir=run"]) == 0
@@ -39,14 +38,7 @@ def elman(
 ) -> Elman:
     """Return ``elman(*arguments)`` beside that run: exit status and what it said."""
     monkeypatch.chdir(finished)
-
-    def call(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        folder = f"hydra.run.dir={tmp_path}/new"
-        status = main([*SMALL, "data.path=text.txt", folder, *arguments])
-        return status, "".join(capfd.readouterr())
-
-    return call
+    return elman_said(capfd, *SMALL, "data.path=text.txt", f"hydra.run.dir={tmp_path}/new")
 
 
 def config_of(run: Path) -> dict:

@@ -19,20 +19,9 @@ from elman.base.errors import UserError
 from elman.cli.main import main
 from elman.modes import train as train_mode
 from elman.training.stepper import Stepper
+from tests.small_run import E1, TEXT, Elman
 
-TINY = (
-    "model=e1",
-    "model.dim=128",
-    "model.depth=1",
-    "train.batch_size=2",
-    "train.chunk_size=16",
-    "data.val_sample=64",
-    "data.val_window=16",
-    "log.every=1",
-    "log.tensorboard=false",
-)
-TEXT = b"def add(left, right):\n    return left + right\n\n\n" * 400
-Elman = Callable[..., tuple[int, str]]
+TINY = (*E1, "log.tensorboard=false")
 OLDER, NEWEST = "step-0000004", "step-0000006"
 
 
@@ -49,26 +38,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = sorted(path.name for path in (place / "run" / "checkpoints").glob("step-*"))
     assert names == [OLDER, NEWEST]
     return place / "run"
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of that run, below the current folder."""
-    shutil.copytree(finished, tmp_path / "run", symlinks=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def elman(capfd: pytest.CaptureFixture[str]) -> Elman:
-    """Return ``elman(*arguments)``: exit status and what it said, in this process."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        status = main(arguments)
-        return status, "".join(capfd.readouterr())
-
-    return call
 
 
 def contents(run: Path) -> dict[str, bytes]:

@@ -19,19 +19,9 @@ from elman.modes import train as train_mode
 from elman.report.metrics_file import read_metrics
 from elman.training.checkpoints import store as checkpoints
 from elman.training.saving import Saver
+from tests.small_run import E1, TEXT
 
-SETTINGS = (
-    "model=e1",
-    "model.dim=128",
-    "model.depth=1",
-    "train.steps=2",
-    "train.batch_size=2",
-    "train.chunk_size=16",
-    "data.path=text.txt",
-    "data.val_sample=64",
-    "data.val_window=16",
-    "log.every=1",
-)
+SETTINGS = (*E1, "train.steps=2", "data.path=text.txt")
 # Everything through which the end of a run changes the disk, and who calls it under which name.
 OPERATIONS = (
     (os, "mkdir"),
@@ -93,7 +83,7 @@ def killing(disk: Disk, after_save: bool) -> Iterator[None]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_bytes(b"def add(left, right):\n    return left + right\n" * 99)
+    Path("text.txt").write_bytes(TEXT)
     return tmp_path
 
 

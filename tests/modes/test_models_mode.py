@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import elman.conf
-from elman.cli.main import main
 from elman.config.catalog import Listed, catalog, natural
 from elman.config.compose import compose_config
 from elman.models.cells import registry
@@ -43,19 +42,6 @@ class Mine(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
 """
 )
-
-
-@pytest.fixture
-def elman_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Elman:
-    """Return ``elman_here(*arguments)``: exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        return (main(arguments), *capfd.readouterr())
-
-    return run
 
 
 @cache

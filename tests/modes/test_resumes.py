@@ -7,56 +7,26 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elman.cli.main import main
 from elman.report.metrics_file import read_metrics
+from tests.small_run import E1, TEXT, Elman
 
-SMALL = (
-    "model=e1",
-    "model.dim=128",
-    "model.depth=1",
-    "data.path=text.txt",
-    "train.batch_size=2",
-    "train.chunk_size=16",
-    "data.val_sample=64",
-    "data.val_window=16",
-    "log.every=1",
-    "log.tensorboard=false",
-)
-Elman = Callable[..., tuple[int, str]]
+SMALL = (*E1, "data.path=text.txt", "log.tensorboard=false")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("finished")
-    (place / "text.txt").write_bytes(b"def add(left, right):\n    return left + right\n" * 99)
+    (place / "text.txt").write_bytes(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         command = [*SMALL, "train.steps=4", "train.save_every=2", "hydra.run.dir=run"]
         assert main(command) == 0
     return place / "run"
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of a finished run of four steps, below the current folder."""
-    shutil.copytree(finished, tmp_path / "run", symlinks=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def elman(capfd: pytest.CaptureFixture[str]) -> Elman:
-    def call(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        status = main(arguments)
-        return status, "".join(capfd.readouterr())
-
-    return call
 
 
 def result_of(run: Path) -> dict[str, object]:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from elman.base.errors import UserError
-from elman.cli.main import main
 from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.models.build import build_model
@@ -30,19 +29,6 @@ from elman.training.memory.estimate import estimate_memory
 from tests.conf.count_formulas import model_params
 
 Elman = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def elman(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Elman:
-    """Return ``elman(*arguments)``: exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        return (main(arguments), *capfd.readouterr())
-
-    return run
 
 
 def model(*overrides: str) -> ModelConfig:
@@ -164,27 +150,27 @@ def test_progress_counts_the_sizes_that_were_looked_at() -> None:
     ],
 )
 def test_an_absurd_target_is_refused_before_anything_is_counted(
-    elman: Elman, typed: str, said: str
+    elman_here: Elman, typed: str, said: str
 ) -> None:
-    status, output, errors = elman("mode=solve", "model=e1", *typed.split())
+    status, output, errors = elman_here("mode=solve", "model=e1", *typed.split())
     assert (status, output) == (2, "")
     assert errors.startswith(f"elman: error: {said}")
     assert errors.count("\n") == 1
 
 
-def test_of_several_sizes_an_answer_far_from_the_target_is_not_reached(elman: Elman) -> None:
+def test_of_several_sizes_an_answer_far_from_the_target_is_not_reached(elman_here: Elman) -> None:
     """Counts lie on both sides of the target, and none within 5 % of it."""
     typed = ("model=e67lr", "model.depth=1", "train.chunk_size=8", "solve.over=[dim,rank]")
     smallest = search(model(*typed[:2]), 1, ("dim", "rank")).best[0].params
-    status, output, _ = elman("mode=solve", *typed, f"solve.params={int(smallest / 1.39)}")
+    status, output, _ = elman_here("mode=solve", *typed, f"solve.params={int(smallest / 1.39)}")
     assert status == 1
     assert "not reached with these values of dim, rank: the nearest are" in output
 
 
-def test_the_largest_size_that_fits_is_the_one_with_the_most_parameters(elman: Elman) -> None:
+def test_the_largest_size_that_fits_is_the_one_with_the_most_parameters(elman_here: Elman) -> None:
     """More heads of sLSTM have fewer parameters: a search by halves found none."""
     typed = ("model=slstm", "solve.over=n_heads", "train.batch_size=1", "train.chunk_size=8")
-    status, output, _ = elman("mode=solve", *typed, "solve.gpu_gb=80")
+    status, output, _ = elman_here("mode=solve", *typed, "solve.gpu_gb=80")
     assert status == 0
     assert re.search(r"^ > +│ +1 │", output, re.M)
 
@@ -402,9 +388,9 @@ def test_other_texts_are_no_number_of_parameters(typed: object) -> None:
     ],
 )
 def test_the_printed_command_trains_the_printed_model(
-    elman: Elman, typed: str, kept: str, found: str
+    elman_here: Elman, typed: str, kept: str, found: str
 ) -> None:
-    status, output, errors = elman("mode=solve", *typed.split(), "train.chunk_size=8")
+    status, output, errors = elman_here("mode=solve", *typed.split(), "train.chunk_size=8")
     assert (status, errors) == (0, "")
     (command,) = re.findall(r"^train it: (.+)$", output, re.M)
     assert command == f"elman {kept} train.chunk_size=8 {found}".strip()
@@ -413,9 +399,9 @@ def test_the_printed_command_trains_the_printed_model(
     assert f"{build_model(config, device='meta').num_params():,}" == printed
 
 
-def test_the_best_of_several_sizes_is_offered(elman: Elman) -> None:
+def test_the_best_of_several_sizes_is_offered(elman_here: Elman) -> None:
     typed = ("mode=solve", "model=e4", "solve.params=100M", "train.chunk_size=8")
-    status, output, errors = elman(*typed, "solve.over=[dim,rank]")
+    status, output, errors = elman_here(*typed, "solve.over=[dim,rank]")
     assert (status, errors) == (0, "")
     lines = output.splitlines()
     assert lines[0] == "e4: dim, rank for 100,000,000 parameters"
@@ -426,32 +412,32 @@ def test_the_best_of_several_sizes_is_offered(elman: Elman) -> None:
     assert command == "elman model=e4 train.chunk_size=8 model.rank=352"
     config = compose_config(shlex.split(command)[1:]).model
     assert build_model(config, device="meta").num_params() == 100_145_280
-    _, output, _ = elman("-m", *typed, "solve.over=[dim,rank],depth")
+    _, output, _ = elman_here("-m", *typed, "solve.over=[dim,rank],depth")
     assert "dim=640 rank=352" in output
     assert "depth=22" in output
 
 
 def test_a_model_of_the_users_own_is_solved_and_offered_as_it_was_found(
-    elman: Elman, tmp_path: Path
+    elman_here: Elman, tmp_path: Path
 ) -> None:
     models = tmp_path / "my models" / "model"
     models.mkdir(parents=True)
     (models / "own.yaml").write_text("defaults: [/cell/e1@_here_, _self_]\ndim: 384\ndepth: 3\n")
     typed = ["model=own", "solve.params=1M", "train.chunk_size=8"]
-    status, output, _ = elman("--config-dir", "my models", "mode=solve", *typed)
+    status, output, _ = elman_here("--config-dir", "my models", "mode=solve", *typed)
     assert status == 0
     offered = "elman --config-dir 'my models' model=own train.chunk_size=8 model.dim=256"
     assert f"train it: {offered}" in output.splitlines()
-    assert elman(*shlex.split(offered)[1:], "--cfg", "job")[0] == 0
+    assert elman_here(*shlex.split(offered)[1:], "--cfg", "job")[0] == 0
     place = f"hydra.searchpath=[file://{models.parent}]"
-    _, output, _ = elman("mode=solve", *typed, place)
+    _, output, _ = elman_here("mode=solve", *typed, place)
     assert shlex.join([place, "model.dim=256"]) in output
 
 
-def test_the_memory_is_that_of_the_run_that_is_offered(elman: Elman) -> None:
+def test_the_memory_is_that_of_the_run_that_is_offered(elman_here: Elman) -> None:
     """It will run on kernels, which keep less than the reference's loop."""
     size = ["model=e88_tiny", "train.device=cpu", "train.batch_size=64", "train.chunk_size=256"]
-    _, said, _ = elman("mode=solve", *size, "solve.params=401184")
+    _, said, _ = elman_here("mode=solve", *size, "solve.params=401184")
     (printed,) = re.findall(r"memory of a training step: ([\d.]+) GiB", said)
 
     def estimate(backend: str) -> float:
@@ -466,9 +452,9 @@ def test_the_memory_is_that_of_the_run_that_is_offered(elman: Elman) -> None:
     ("params", "nearest", "lines"), [("1K", 128, 2), ("500B", 16384, 2)], ids=["1K", "500B"]
 )
 def test_a_target_out_of_reach_says_so_and_gives_the_nearest(
-    elman: Elman, params: str, nearest: int, lines: int
+    elman_here: Elman, params: str, nearest: int, lines: int
 ) -> None:
-    status, output, errors = elman(
+    status, output, errors = elman_here(
         "mode=solve", "model=e42", f"solve.params={params}", "train.chunk_size=8"
     )
     assert (status, errors) == (1, "")
@@ -478,8 +464,8 @@ def test_a_target_out_of_reach_says_so_and_gives_the_nearest(
     assert f"elman model=e42 train.chunk_size=8 model.dim={nearest}" in output
 
 
-def test_a_sweep_ends_in_one_table(elman: Elman, tmp_path: Path) -> None:
-    status, output, errors = elman(
+def test_a_sweep_ends_in_one_table(elman_here: Elman, tmp_path: Path) -> None:
+    status, output, errors = elman_here(
         "-m", "mode=solve", "model=e42,e75h4n16", "solve.params=1K,100M", "train.chunk_size=8"
     )
     assert (status, errors) == (1, "")
@@ -507,7 +493,7 @@ def test_a_sweep_ends_in_one_table(elman: Elman, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_standard_table_has_the_seeds_counts_within_their_rounding(elman: Elman) -> None:
+def test_the_standard_table_has_the_seeds_counts_within_their_rounding(elman_here: Elman) -> None:
     rows = standard_rows()
     assert [row.seed for row in rows] == list(STANDARD)
     for row in rows:
@@ -515,7 +501,7 @@ def test_the_standard_table_has_the_seeds_counts_within_their_rounding(elman: El
         assert abs(row.params - row.seed.millions * 1e6) < 1e6
         assert row.solved.config.depth == row.seed.depth
         assert abs(row.solved.params - 10**8) <= abs(row.params - 10**8)
-    status, output, _ = elman("mode=solve", "solve.standard=true")
+    status, output, _ = elman_here("mode=solve", "solve.standard=true")
     assert status == 0
     for row in rows:
         (line,) = [line for line in output.splitlines() if line.startswith(f" {row.seed.label} ")]

@@ -8,25 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from elman.cli.main import main
 from elman.config.suites import load_suite, suite_names
 
 Elman = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def elman_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Elman:
-    """Return ``elman_here(*arguments)``: exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        return (main(arguments), *capfd.readouterr())
-
-    return run
 
 
 def rows(output: str, columns: int) -> list[list[str]]:

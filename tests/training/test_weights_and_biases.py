@@ -12,32 +12,18 @@ from typing import Any
 
 import pytest
 
-from elman.cli.main import main
 from elman.training import weights_and_biases
+from tests.small_run import E1, TEXT, Elman, elman_said
 
 STUB = Path(__file__).parents[1] / "stubs" / "stub_wandb"
-SETTINGS = (
-    "model=e1",
-    "model.dim=128",
-    "model.depth=1",
-    "train.steps=2",
-    "train.batch_size=2",
-    "train.chunk_size=16",
-    "data.path=text.txt",
-    "data.val_sample=64",
-    "data.val_window=16",
-    "log.every=1",
-    "log.tensorboard=false",
-    "log.wandb=true",
-)
-Elman = Callable[..., tuple[int, str]]
+SETTINGS = (*E1, "train.steps=2", "data.path=text.txt", "log.tensorboard=false", "log.wandb=true")
 
 
 @pytest.fixture
 def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Put the stand-in into the place of wandb, with a key; return it."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_bytes(b"def add(left, right):\n    return left + right\n" * 99)
+    Path("text.txt").write_bytes(TEXT)
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(STUB)
@@ -55,13 +41,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def elman(wandb: ModuleType, capfd: pytest.CaptureFixture[str]) -> Elman:
     """Return ``elman(*arguments)``: exit status and what it said."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        status = main(arguments)
-        return status, "".join(capfd.readouterr())
-
-    return call
+    return elman_said(capfd)
 
 
 def failing(error: Exception) -> Callable[[], None]:
