@@ -1,4 +1,4 @@
-"""The smallest run of E1: its settings, the text that it learns, and the command in this process."""
+"""The smallest run of E1: its settings, its text, and the command in this process."""
 
 from __future__ import annotations
 

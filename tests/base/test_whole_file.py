@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 
+import elman
 from elman.base import whole_file as module
 from elman.base.cache import put_file
 from elman.base.whole_file import (
@@ -107,3 +110,16 @@ def test_nobody_else_may_write_a_file_of_the_cache_even_while_it_is_made(
         os.umask(before)
     modes.append((tmp_path / "cache" / "record.json").stat().st_mode)
     assert [stat.S_IMODE(mode) for mode in modes] == [0o644, 0o644]
+
+
+def test_no_other_file_of_the_package_renames_by_a_method_of_a_path() -> None:
+    """Ruff refuses os.rename and os.replace; the methods of a path have no such names."""
+    for file in Path(elman.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        calls = re.finditer(r"\.(?:rename|replace)\(", text)
+        for call in ast.walk(ast.parse(text)) if any(calls) else ():
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                # str.replace takes two arguments, and that of a date has keywords alone.
+                path_replace = call.func.attr == "replace" and len(call.args) == 1
+                renames = call.func.attr == "rename" or (path_replace and not call.keywords)
+                assert not renames, f"{file}, line {call.lineno}: use elman.base.whole_file"

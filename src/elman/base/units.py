@@ -32,7 +32,14 @@ MEMORY = Unit("GB", 10**9, "1e9")
 LAYER_MEMORY = Unit("MB", 10**6, "1e6")
 """Of a single layer, whose memory is small."""
 GPU_MEMORY = Unit("GiB", 2**30, "2^30")
+GPU_USED = Unit("MiB", 2**20, "2^20")
+"""Of a GPU's memory in use, as nvidia-smi shows it."""
 DISK = (Unit("GB", 10**9, "1e9"), Unit("MB", 10**6, "1e6"), Unit("kB", 10**3, "1e3"))
+
+
+def used_text(mib: int) -> str:
+    """Return how much of a GPU's memory is in use, given in :data:`GPU_USED`."""
+    return f"{mib:,} {GPU_USED.name}"
 
 
 def size_text(n_bytes: float) -> str:

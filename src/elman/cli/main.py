@@ -337,6 +337,7 @@ def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig
 
 
 def _refuse(error: UserError) -> int:
+    from elman.base.output import note
     from elman.config.mistakes import one_line
 
     rank = _follows()
@@ -347,7 +348,7 @@ def _refuse(error: UserError) -> int:
         except KeyboardInterrupt:
             return int(ExitStatus.USER_ERROR)
     who = "" if rank is None else f"rank {rank}: "
-    print(f"elman: error: {who}{one_line(str(error))}", file=sys.stderr)
+    note(f"error: {who}{one_line(str(error))}")
     return int(ExitStatus.USER_ERROR)
 
 
@@ -397,8 +398,9 @@ def _report_internal(error: Exception, folder: Path | None) -> int:
     """Write the traceback where it can be read later, and say in one line where both are."""
     from elman.base import run_files
     from elman.base.crash import in_users_code, told_with_traceback
+    from elman.base.output import note
 
     what = told_with_traceback(error, folder / run_files.LOG if folder is not None else None)
     kind = "crash" if in_users_code(error) else "internal error"
-    print(f"elman: {kind}: {what}", file=sys.stderr)
+    note(f"{kind}: {what}")
     return int(ExitStatus.FAILED)

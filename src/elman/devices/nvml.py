@@ -13,11 +13,12 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
+from elman.base.units import GPU_USED, used_text
+
 PRETENDED = "ELMAN_PRETEND_GPUS"
 """For tests: names a JSON file that replaces the driver. It holds a list of GPUs, each with
 ``uuid`` and, if not idle, ``used_mib``, ``utilisation`` and ``processes`` (``pid``, ``mib``).
 Every query reads it again; while the file is missing, there is no driver."""
-_MIB = 1 << 20
 _T = TypeVar("_T")
 
 
@@ -46,7 +47,7 @@ class GpuProcess:
     mib: int | None
 
     def __str__(self) -> str:
-        memory = f" {self.mib:,} MiB" if self.mib is not None else ""
+        memory = f" {used_text(self.mib)}" if self.mib is not None else ""
         return f"pid {self.pid}{_user(self.pid)}{memory}"
 
 
@@ -112,7 +113,7 @@ class Nvml:
             utilisation = None
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         processes = tuple(GpuProcess(int(one.pid), _mib(one.usedGpuMemory)) for one in running)
-        return Sample(int(memory.used) // _MIB, utilisation, processes)
+        return Sample(int(memory.used) // GPU_USED.bytes, utilisation, processes)
 
 
 class _Pretended:
@@ -170,7 +171,7 @@ def _started() -> None:
 
 
 def _mib(used: int | None) -> int | None:
-    return None if used is None else int(used) // _MIB
+    return None if used is None else int(used) // GPU_USED.bytes
 
 
 def _user(pid: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from elman.base.errors import UserError
+from elman.base.units import used_text
 from elman.devices.locks import GpuLock
 from elman.devices.nvml import Driver, DriverError, Gpu, Sample
 
@@ -193,7 +194,7 @@ class GpuSlot:
         if now - self._releasing < RELEASE_SECONDS:
             return False
         if not sample.processes:
-            return self._break(f"quarantined: {sample.used_mib:,} MiB were never released")
+            return self._break(f"quarantined: {used_text(sample.used_mib)} were never released")
         self._releasing = None  # somebody else uses it now
         return False
 
@@ -224,7 +225,7 @@ def _busy(sample: Sample) -> str:
     if sample.processes:
         return "used by " + ", ".join(map(str, sample.processes))
     if sample.used_mib >= FREE_BELOW_MIB:
-        return f"{sample.used_mib:,} MiB used by processes that cannot be seen from here"
+        return f"{used_text(sample.used_mib)} used by processes that cannot be seen from here"
     if (sample.utilisation or 0) >= FREE_BELOW_PERCENT:
         return f"{sample.utilisation} % busy"
     return ""
