@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from elman.base.exit_status import RunStatus
+from elman.base.exit_status import ExitStatus, RunStatus
+from elman.cli.main import main
 from elman.evaluation.result import DEFINITIONS, RunResult
 
 
@@ -37,6 +38,14 @@ def test_a_run_writes_only_fields_that_are_declared(train, overrides: tuple[str,
     assert {name: part.model_extra for name, part in parts(result) if part.model_extra} == {}
     assert list(result.tree()) == list(written)
     assert written["definitions"] == DEFINITIONS
+
+
+def test_a_command_prints_what_every_field_means(capsys) -> None:
+    assert main(["mode=report", "report.result_schema=true"]) == ExitStatus.OK
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["required"] == ["status"]
+    speed = schema["properties"]["tok_s"]
+    assert (speed["description"], speed["unit"]) == (DEFINITIONS["tok_s"], "bytes/s")
 
 
 def test_every_field_says_what_it_is() -> None:

@@ -376,6 +376,7 @@ CASES: dict[str, list[str]] = {
         "mode=report report.dir=run report.out=out report.against=e42",
         "mode=report report.dir=run report.out=notes report.paper=true",
         "mode=report report.dir=run report.out=out report.paper=pdf",
+        "mode=report report.dir=run report.result_schema=true",
         "mode=report report.dir=run report.out=out paper=true",
         "report.paper=true",
         "mode=report 'report.dir=[]'",

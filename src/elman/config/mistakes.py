@@ -43,7 +43,6 @@ _NOUNS["benchmark"] = "suite"
 _PLACEHOLDERS = {
     "eval.checkpoint": "<run folder>",
     "generate.checkpoint": "<run folder>",
-    "report.dir": "<sweep folder>",
     "model.dim": "512",
     "model.depth": "4",
 }

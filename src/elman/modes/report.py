@@ -5,11 +5,13 @@ Imports no torch.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from elman.base.consoles import table_console
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
+from elman.evaluation.result import RunResult
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where
@@ -17,7 +19,9 @@ from elman.runs.prepared import PreparedRun
 
 
 def run(job: PreparedRun) -> ExitStatus:
-    """Print the table and write the report; a failed run is a row, not a failure of this command.
+    """Print the table and write the report, or print the schema of ``result.json``.
+
+    A failed run is a row, not a failure of this command.
 
     Raises:
         UserError: a folder holds no runs, or the report cannot be written.
@@ -25,6 +29,9 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config
     assert job.folder is None
     assert config.report is not None
+    if config.report.result_schema:
+        print(json.dumps(RunResult.model_json_schema(), indent=2))
+        return ExitStatus.OK
     folders = [Path(name) for name in config.report.folders]
     report = make_report(folders, job.places, config.report.against)
     place = _place(report, config.report.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Section
@@ -17,23 +17,33 @@ class ReportConfig(Section):
             a job of it; null is the one with the lowest loss.
         out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
         paper: Write the figures as SVG and PDF and the table as LaTeX, too.
+        result_schema: Print the JSON Schema of ``result.json`` instead; nothing else is read.
     """
 
-    dir: str | list[str]
+    dir: str | list[str] | None = None
     against: str | int | None = None
     out: str | None = None
     paper: bool = False
+    result_schema: bool = False
 
     @field_validator("dir")
     @classmethod
-    def _names_one(cls, folders: str | list[str]) -> str | list[str]:
-        if not folders or (isinstance(folders, list) and "" in folders):
+    def _names_one(cls, folders: str | list[str] | None) -> str | list[str] | None:
+        if folders in ("", []) or (isinstance(folders, list) and "" in folders):
             raise UserError(
                 "report.dir=: names no folder; name a sweep's, as in report.dir=outputs/..."
             )
         return folders
 
+    @model_validator(mode="after")
+    def _reports_or_explains(self) -> ReportConfig:
+        if self.dir is None and not self.result_schema:
+            raise UserError("report.dir: missing; add report.dir=<sweep folder>")
+        if self.dir is not None and self.result_schema:
+            raise UserError("report.dir: not read with report.result_schema=true; drop one of them")
+        return self
+
     @property
     def folders(self) -> list[str]:
         """The folders, as typed."""
-        return [self.dir] if isinstance(self.dir, str) else self.dir
+        return [self.dir] if isinstance(self.dir, str) else self.dir or []
