@@ -112,7 +112,13 @@ def drawn(table: Any, width: int) -> list[str]:
 
 def jobs() -> list[SweepRow]:
     """Return two jobs of a sweep with long names."""
-    result = {"params": 104_116_096, "steps": 12_345, "loss": 1.25, "loss_steps": 100}
+    result = {
+        "status": "ok",
+        "params": 104_116_096,
+        "steps": 12_345,
+        "loss": 1.25,
+        "loss_steps": 100,
+    }
     result |= {"val_bpb": 2.1, "tok_s": 123_456.0, "contended": True}
     overrides = [f"model={NAME}", "train.batch_size=32", "optim.lr=0.001"]
     return [SweepRow(1, overrides, "ok", result), SweepRow(2, ["model=e1"], "crash", None)]

@@ -188,19 +188,19 @@ def test_a_job_whose_kernel_is_wrong_is_refused_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("code", "result", "word"),
+    ("code", "recorded", "word"),
     [
         (1, None, "crash"),
-        (1, {"status": "refused"}, "refused"),
+        (1, "refused", "refused"),
         (2, None, "refused"),
         (OutsideEnd(1, "cancelled", "why"), None, "cancelled"),
-        (OutsideEnd(1, "cancelled", "why"), {"status": "interrupted"}, "cancelled"),
-        (OutsideEnd(1, "cancelled", "why"), {"status": "ok"}, "ok"),
+        (OutsideEnd(1, "cancelled", "why"), "interrupted", "cancelled"),
+        (OutsideEnd(1, "cancelled", "why"), "ok", "ok"),
     ],
     ids=str,
 )
-def test_the_word_for_an_end(code: int, result: dict[str, str] | None, word: str) -> None:
-    assert ended_as(code, result) == word
+def test_the_word_for_an_end(code: int, recorded: str | None, word: str) -> None:
+    assert ended_as(code, recorded) == word
 
 
 class TestDryRun:

@@ -29,7 +29,8 @@ def lines(*rows: SweepRow) -> list[list[str]]:
 
 def row(number: int = 1, status: str = "ok", **result: Any) -> SweepRow:
     """Return one job's line."""
-    return SweepRow(number, ["model=e1"], status, result or None)
+    whole = {"status": status, **result} if result else None
+    return SweepRow(number, ["model=e1"], status, whole)
 
 
 def test_a_full_mean_stands_alone_and_a_short_one_says_its_count() -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
 
 from elman.base.exit_status import RunStatus
@@ -302,6 +302,14 @@ class RunResult(_Part):
         "sha256 of the rest of this file, and of the lines of metrics.jsonl as they were when it "
         "was written: a report finds what was changed later"
     )
+
+    @classmethod
+    def read(cls, tree: Any) -> RunResult | None:
+        """Return the result in a tree of plain containers; None if it makes no sense."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError:
+            return None
 
     def tree(self) -> dict[str, Any]:
         """Return what is to be written as JSON: the fields that were set, in their order."""

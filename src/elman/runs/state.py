@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from elman.base import run_files
 from elman.base.exit_status import RunStatus
@@ -34,12 +32,15 @@ def read_result(folder: Path | None, name: str) -> dict[str, Any] | None:
     return result if isinstance(result, dict) else None
 
 
+def recorded_status(result: Mapping[str, Any] | None) -> str | None:
+    """Return the status in a job's result, of whatever mode; None if it has none."""
+    status = (result or {}).get("status")
+    return None if status is None else str(status)
+
+
 def read_run_result(folder: Path, name: str = run_files.RESULT) -> RunResult | None:
     """Return the result of a run; None if there is none, or what it says makes no sense."""
-    try:
-        return RunResult.model_validate(read_result(folder, name))
-    except ValidationError:
-        return None
+    return RunResult.read(read_result(folder, name))
 
 
 def has_begun(folder: Path) -> bool:
@@ -65,7 +66,7 @@ def state(folder: Path | None, result_name: str) -> str:
     """Return the state of a job in a word; it is the status in its result if nobody works on it."""
     if folder is None or not folder.is_dir():
         return NOT_STARTED
-    status = str((read_result(folder, result_name) or {}).get("status") or "")
+    status = recorded_status(read_result(folder, result_name))
     if status == RunStatus.OK:
         return status
     begun = has_begun(folder)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -39,7 +37,7 @@ def status_word(code: int) -> str:
     return run_status(code).value
 
 
-def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
+def job_status(returned: JobReturn, recorded: str | None) -> str:
     """Return how a job of a sweep ended: by its result file, or else by its process.
 
     A result that does not fit the process's exit status belongs to an earlier session.
@@ -47,30 +45,25 @@ def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
     if returned.status is JobStatus.UNKNOWN:
         return NOT_STARTED
     code = returned._return_value
-    return ended_as(code, result) if isinstance(code, int) else _own_word(result, None)
+    return ended_as(code, recorded) if isinstance(code, int) else recorded or RunStatus.CRASH.value
 
 
-def ended_as(code: int, result: Mapping[str, Any] | None) -> str:
+def ended_as(code: int, recorded: str | None) -> str:
     """Return how a job ended.
 
     Args:
         code: Its exit status, negative for a signal.
-        result: Its result, or None; that of a resumed job may be from an earlier session.
+        recorded: The status in its result, or None; that of a resumed job may be from an earlier
+            session.
     """
     word = status_word(code)
     if code < 0 or code == ExitStatus.TIMEOUT:
         return word
-    own = _own_word(result, word)
+    own = recorded or word
     # The result of a stopped job may be from an earlier start, unless it is ok.
     if own != RunStatus.OK and (isinstance(code, OutsideEnd) or _is_earlier(own, code)):
         return word
     return own
-
-
-def _own_word(result: Mapping[str, Any] | None, otherwise: str | None) -> str:
-    if result is not None and "status" in result:
-        return str(result["status"])
-    return otherwise or RunStatus.CRASH.value
 
 
 def _is_earlier(word: str, code: int) -> bool:

@@ -15,7 +15,7 @@ from elman.base.whole_file import put_json
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
 from elman.runs.recorded_job import RecordedJob, record_jobs
-from elman.runs.state import NOT_STARTED, RUNNING, read_result, state
+from elman.runs.state import NOT_STARTED, RUNNING, read_result, recorded_status, state
 from elman.runs.status import OutsideEnd, ended_as
 from elman.sweeps.jobs import CheckedSweep
 from elman.sweeps.request import SweepRequest
@@ -78,11 +78,11 @@ class Record:
         What it ``said`` last is its reason if it failed and left no result with one, or if its
         result tells another end: rank 0 only saw that it was told to stop.
         """
-        result = read_result(self._folder_of(number), self._result_name)
-        word = ended_as(code, result)
+        recorded = recorded_status(read_result(self._folder_of(number), self._result_name))
+        word = ended_as(code, recorded)
         if isinstance(code, OutsideEnd) and word != RunStatus.OK:
             self._reasons[number] = code.reason
-        elif said and word != RunStatus.OK and (result or {}).get("status") != word:
+        elif said and word != RunStatus.OK and recorded != word:
             self._reasons[number] = said.removeprefix("elman: ")
         self._note(number, word)
         return word

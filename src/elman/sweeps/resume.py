@@ -9,7 +9,7 @@ from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.config.run_config import Mode
 from elman.launchers.job import SweepJob
-from elman.runs.state import read_result, still_running
+from elman.runs.state import read_result, recorded_status, still_running
 from elman.sections.launching import LauncherConfig, SlurmLauncher
 
 
@@ -51,8 +51,8 @@ def goes_on_by(folder: Path) -> str:
 
 def _unfinished(jobs: Sequence[SweepJob], mode: Mode) -> list[SweepJob]:
     """Return the jobs whose result file does not say that they ended well."""
-    found = [(job, read_result(job.folder, mode.result_file) or {}) for job in jobs]
-    return [job for job, result in found if result.get("status") != RunStatus.OK]
+    found = [(job, read_result(job.folder, mode.result_file)) for job in jobs]
+    return [job for job, result in found if recorded_status(result) != RunStatus.OK]
 
 
 def _in_queue(tasks: Mapping[int, str]) -> dict[int, str]:

@@ -22,7 +22,7 @@ from elman.launchers.command import job_command
 from elman.launchers.job import SweepJob
 from elman.launchers.request import JobLauncher, LaunchRequest
 from elman.runs.folder import RunLock, discard_folder
-from elman.runs.state import NOT_STARTED, read_result, state
+from elman.runs.state import NOT_STARTED, read_result, recorded_status, state
 from elman.runs.status import job_status
 from elman.sweeps import in_process
 from elman.sweeps.jobs import CheckedSweep
@@ -161,7 +161,7 @@ def _launch(
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:
     """Return a job's line of the table; a job that did not start now may have begun before."""
-    status = job_status(returned, result)
+    status = job_status(returned, recorded_status(result))
     if status == NOT_STARTED:
         status = state(job.folder, mode.result_file)
     return SweepRow(job.number, job.swept or job.overrides, status, result)

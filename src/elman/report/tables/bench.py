@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from elman.base import run_files
 from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import LAYER_MEMORY
@@ -38,7 +39,7 @@ def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> No
         _insides(level, rows).print(console)
     for line in _notes(result):
         say(console, line)
-    say(console, f"all rounds of all parts: {folder}/bench.json")
+    say(console, f"all rounds of all parts: {folder / run_files.BENCH}")
 
 
 def print_bench_sweep(

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from elman.base import run_files
 from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
 from elman.config.run_config import RunConfig
@@ -45,7 +46,7 @@ def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> N
     verdict = f"{failed} of {len(checks)} checks failed"
     if not failed:
         verdict = f"{len(checks)} checks passed"
-    where = f"{tensors} tensors, all in {folder}/parity.json"
+    where = f"{tensors} tensors, all in {folder / run_files.PARITY}"
     say(console, f"{result['model']}: {verdict}; {where}")
 
 
@@ -70,7 +71,10 @@ def print_parity_sweep(
     table.print(console)
     say(console, _LEGEND)
     if any(one["worst"].get("excused") for row in rows if row.result for one in _summary(row)):
-        say(console, "* the reference itself is as far off; the job's parity.json has it all")
+        say(
+            console,
+            f"* the reference itself is as far off; the job's {run_files.PARITY} has it all",
+        )
     for row, config in zip(rows, configs, strict=True):
         for line in _packaged(config.model.name, _summary(row)):
             say(console, line)

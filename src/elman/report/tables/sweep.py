@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
 from elman.config.run_config import RunConfig
 from elman.evaluation.metrics import SHARED_GPU
+from elman.evaluation.result import RunResult
 from elman.sweeps.row import SweepRow
 
 # The loss is the mean over this many optimizer steps; a smaller number is shown beside it.
@@ -31,13 +31,14 @@ def print_sweep(
 
 def sweep_table(rows: Sequence[SweepRow]) -> TerminalTable:
     """Return one line for each job; if there is no result file at all, only how each ended."""
-    with_results = any(row.result for row in rows)
+    results = [RunResult.read(row.result) for row in rows]
+    with_results = any(results)
     measured = _HEADS if with_results else ()
     headings = [*numbers("job"), *names("overrides"), *numbers(*measured), *names("status")]
     table = TerminalTable(headings, ("params", "steps", "val_bpb", "tok/s", "job"))
-    for row in rows:
-        cells = _cells(row.result or {}) if with_results else []
-        table.add(str(row.number), " ".join(row.overrides), *cells, _status(row))
+    for row, result in zip(rows, results, strict=True):
+        cells = _cells(result) if with_results else []
+        table.add(str(row.number), " ".join(row.overrides), *cells, _status(row, result))
     return table
 
 
@@ -47,17 +48,18 @@ def notes(rows: Sequence[SweepRow]) -> list[str]:
     return [f"not started: {', '.join(unfinished)}"] if unfinished else []
 
 
-def _cells(result: Mapping[str, Any]) -> list[str]:
-    loss = _shown(result.get("loss"), ".4f")
-    count = result.get("loss_steps")
-    if result.get("loss") is not None and isinstance(count, int) and count < _LOSS_STEPS:
+def _cells(result: RunResult | None) -> list[str]:
+    if result is None:
+        return ["-"] * len(_HEADS)
+    loss, count = _shown(result.loss, ".4f"), result.loss_steps
+    if result.loss is not None and count is not None and count < _LOSS_STEPS:
         loss += f" (last {count})"
     return [
-        _shown(result.get("params"), ","),
-        _shown(result.get("steps"), ","),
+        _shown(result.params, ","),
+        _shown(result.steps, ","),
         loss,
-        _shown(result.get("val_bpb"), ".4f"),
-        _shown(result.get("tok_s"), ",.0f"),
+        _shown(result.val_bpb, ".4f"),
+        _shown(result.tok_s, ",.0f"),
     ]
 
 
@@ -73,12 +75,16 @@ def computed_by(backend: str, path: str | None, slow: bool) -> str:
     return named + (", the slow path" if slow else "")
 
 
-def _shown(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, int | float) else "-"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
-def _status(row: SweepRow) -> str:
-    result = row.result or {}
-    marks = [mark for mark in ("contended", "slow_path") if result.get(mark)]
-    shared = [SHARED_GPU] if (result.get("jobs_per_gpu") or 1) > 1 else []
-    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks), *shared])
+def _status(row: SweepRow, result: RunResult | None) -> str:
+    if result is None:
+        return row.status
+    marks = {
+        "contended": result.contended,
+        "slow path": result.slow_path,
+        SHARED_GPU: (result.jobs_per_gpu or 1) > 1,
+    }
+    return ", ".join([row.status, *(mark for mark, holds in marks.items() if holds)])
