@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from elman.config.compose import compose_config
 from elman.devices import cpu
 from elman.modes import train_description
-from elman.training.optim import muon, optimizers
+from elman.training.optim import muon, muon_kernel, optimizers
 from elman.training.optim.muon import Muon
 from elman.training.optim.optimizers import TrainingOptimizer
 
@@ -123,7 +124,7 @@ def stepped(
     """Return matrices of several shapes after three updates."""
     torch.manual_seed(1)
     matrices = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    given = optimizer(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, **settings)
+    given = optimizer(matrices, **{"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9} | settings)
     for _ in range(3):
         for matrix in matrices:
             matrix.grad = torch.randn(matrix.shape)
@@ -194,3 +195,139 @@ def test_a_checkpoint_from_before_the_choice_goes_on_in_bf16() -> None:
     resumed = TrainingOptimizer(compose_config(["optim=muon"]).optim, nn.Linear(3, 3))
     resumed.load_state_dict(saved)
     assert resumed.matrix_precision == "bf16"
+
+
+# ---- the kernel of a CPU
+
+IN_A_KERNEL = partial(Muon, precision="fp32", backend="cpu")
+kernel = pytest.mark.compiler
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Return the list of the shapes that the kernel updates."""
+    shapes: list[torch.Size] = []
+    update = muon_kernel.update
+
+    def noted(moved: Any, *rest: Any) -> None:
+        shapes.append(moved[0].weight.shape)
+        update(moved, *rest)
+
+    monkeypatch.setattr(muon_kernel, "update", noted)
+    return shapes
+
+
+def in_fp64(**settings: Any) -> list[torch.Tensor]:
+    """Return what torch's own function computes in fp64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+        return stepped(torch.optim.Muon, adjust_lr_fn="match_rms_adamw", **settings)
+
+
+@kernel
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        SHAPES,
+        ((1, 1), (1, 7), (7, 1), (3, 5), (5, 3), (2, 2)),
+        ((37, 37), (37, 101), (101, 37), (65, 130), (130, 65)),
+        ((100, 256), (256, 100), (128, 128)),
+    ],
+    ids=["as-above", "tiny", "odd", "several-panels"],
+)
+def test_the_kernel_computes_torchs_formula(shapes, updates) -> None:
+    found = stepped(IN_A_KERNEL, shapes=shapes)
+    assert set(updates) == {torch.Size(shape) for shape in shapes}
+    for ours, theirs in zip(found, in_fp64(shapes=shapes), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@kernel
+@pytest.mark.parametrize(
+    "settings",
+    [{"ns_steps": 1}, {"ns_steps": 2}, {"ns_steps": 7}, {"momentum": 0.3}, {"weight_decay": 0.0}],
+    ids=str,
+)
+def test_the_kernel_knows_every_setting(settings, updates) -> None:
+    found = stepped(IN_A_KERNEL, **settings)
+    assert updates
+    for ours, theirs in zip(found, in_fp64(**settings), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@kernel
+def test_the_kernels_bits_are_the_same_for_any_number_of_threads(monkeypatch) -> None:
+    shapes, results = ((130, 65), (130, 65), (40, 70)), []
+    for threads in (1, 1, 2, 3):
+        monkeypatch.setattr(muon_kernel, "kernel_threads", lambda _, n=threads: n)
+        results.append(stepped(IN_A_KERNEL, shapes=shapes))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@kernel
+def test_matrices_move_alone_in_the_kernel_as_they_do_together(monkeypatch) -> None:
+    shapes = ((70, 40),) * 3
+    together = stepped(IN_A_KERNEL, shapes=shapes)
+    monkeypatch.setattr(muon, "_TOGETHER", 1)
+    assert all(map(torch.equal, together, stepped(IN_A_KERNEL, shapes=shapes)))
+
+
+@kernel
+def test_a_gradient_of_zeros_or_nan_moves_what_it_moves_in_torch() -> None:
+    for number in (0.0, torch.nan):
+        matrices = [nn.Parameter(torch.ones(6, 4)) for _ in range(2)]
+        for matrix, backend in zip(matrices, ("cpu", "reference"), strict=True):
+            matrix.grad = torch.full_like(matrix, number)
+            Muon([matrix], "fp32", backend, lr=0.1, weight_decay=0.1).step()
+        assert matrices[0].isnan().all() == (number != number)
+        torch.testing.assert_close(*matrices, equal_nan=True)
+
+
+@kernel
+def test_the_kernel_keeps_the_average_that_pytorch_would_keep() -> None:
+    averages = []
+    for backend in ("cpu", "reference"):
+        torch.manual_seed(2)
+        matrix = nn.Parameter(torch.randn(9, 21))
+        optimizer = Muon([matrix], "fp32", backend, lr=0.1)
+        for _ in range(3):
+            matrix.grad = torch.randn(9, 21)
+            optimizer.step()
+        averages.append(optimizer.state[matrix]["momentum_buffer"])
+    torch.testing.assert_close(*averages)
+
+
+@kernel
+def test_the_kernel_leaves_to_pytorch_what_it_does_not_take(updates) -> None:
+    wide = muon_kernel.MOST + 1
+    matrices = [
+        nn.Parameter(torch.zeros(6, 4, dtype=torch.float64)),
+        nn.Parameter(torch.zeros(4, 6).T),
+        nn.Parameter(torch.zeros(wide, wide)),
+    ]
+    optimizer = Muon(matrices, "fp32", "cpu", lr=0.1, ns_steps=1)
+    for matrix in matrices:
+        matrix.grad = torch.ones_like(matrix)
+    optimizer.step()
+    assert updates == []
+    assert all(bool((matrix < 0).all()) for matrix in matrices)
+
+
+@kernel
+def test_a_graph_that_saved_a_weight_notices_the_kernels_update() -> None:
+    matrix = nn.Parameter(torch.ones(4, 4))
+    loss = matrix.square().sum()
+    matrix.grad = torch.eye(4)
+    IN_A_KERNEL([matrix], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@kernel
+@pytest.mark.parametrize(("backend", "expected"), [("auto", "cpu"), ("reference", "reference")])
+def test_a_run_has_the_kernel_unless_it_asks_for_pytorch(backend, expected) -> None:
+    optimizer = TrainingOptimizer(
+        compose_config(["optim=muon"]).optim, nn.Linear(3, 3), backend=backend
+    )
+    assert optimizer._matrices.backend == expected

@@ -25,9 +25,10 @@ class TrainingOptimizer:
     Args:
         config: Group ``optim``.
         model: The model to train, which stays where it is.
-        backend: As ``kernels.backend``, for the schedule-free update. It is one kernel on an NVIDIA
-            GPU, as :func:`~elman.models.backends.norm_backend` decides, and PyTorch's operations
-            elsewhere. The other optimizers are PyTorch's own.
+        backend: As ``kernels.backend``, for the schedule-free update, which is one kernel on an
+            NVIDIA GPU, and for Muon, which is one on a CPU. Elsewhere they are PyTorch's
+            operations, as :func:`~elman.models.backends.norm_backend` decides. The other optimizers
+            are PyTorch's own.
 
     Attributes:
         warmup_progress: Share of the budget used when the warm-up ended; None before that.
@@ -41,7 +42,9 @@ class TrainingOptimizer:
         self.warmup_progress: float | None = None
         self._precision_before: Precision | None = None
         matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
-        self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
+        self._matrices = (
+            _build_muon(config, matrices, backend) if isinstance(config, MuonConfig) else None
+        )
         self._optimizer = _build(config, model, {id(matrix) for matrix in matrices}, backend)
 
     @property
@@ -108,6 +111,8 @@ class TrainingOptimizer:
         """Compile what the update needs on a device, before the clock starts."""
         if isinstance(self._optimizer, MaskedScheduleFree):
             self._optimizer.prepare(device)
+        if self._matrices is not None:
+            self._matrices.prepare()
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Clip the gradients for the next :meth:`step`; return their norm before that.
@@ -229,11 +234,12 @@ def _decays(parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and is_matrix
 
 
-def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> Muon:
-    precision = config.matrix_precision
+def _build_muon(config: MuonConfig, matrices: list[nn.Parameter], backend: str) -> Muon:
+    precision, device = config.matrix_precision, matrices[0].device
     return Muon(
         matrices,
-        fast_precision(matrices[0].device) if precision == "auto" else precision,
+        fast_precision(device) if precision == "auto" else precision,
+        norm_backend(backend, device.type),
         lr=config.matrix_lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
