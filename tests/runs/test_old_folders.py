@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from elman.config.validate import validate
 from elman.report.comparison.runs import read_run
+from elman.runs.folder import config_hash, read_config
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="the data's path")
@@ -120,6 +122,15 @@ def test_every_result_of_november_is_read_whole(
     written = json.loads((november / folder / "result.json").read_text())
     assert run.result.tree() == written
     assert run.result.model_extra == {}
+
+
+def test_a_run_has_the_name_that_an_earlier_version_gave_it(old: Path, november: Path) -> None:
+    """A setting that came later and has no line in NEWER would change it."""
+    files = sorted(old.glob("**/result.json"))
+    assert len(files) == 10
+    for path in files:
+        config = validate(read_config(path.parent, "train.resume"))
+        assert config_hash(config) == json.loads(path.read_text())["config_hash"], path
 
 
 def test_runs_of_november_are_reported(november: Path, elman: Elman) -> None:
