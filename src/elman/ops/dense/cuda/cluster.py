@@ -13,12 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import driver
-from elman.kernels.driver import Loaded
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Unit
+from elman.kernels.launching import Launch
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS
 from elman.ops.common.cuda.machine import machine
+from elman.ops.common.cuda_kernels import CudaKernels, approximate
 from elman.ops.dense.abi import layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
@@ -158,18 +156,17 @@ def unit_text(config: ClusterConfig, headers: tuple[str, ...] = ()) -> str:
     )
 
 
+def _label(config: ClusterConfig) -> str:
+    name = next(name for name, one in CELLS.items() if one == config.cell)
+    return f"dense {name} {'backward' if config.back else 'forward'}"
+
+
+COMPILED: CudaKernels[ClusterConfig] = CudaKernels(unit_text, _label, fast=approximate)
+
+
 def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
     """Launch a kernel on the current stream of the call's device."""
-    index = call.like.device.index
-    launch(_kernels(config, index), [wanted], call.args, index)
-
-
-@cache
-def _kernels(config: ClusterConfig, device: int) -> Loaded:
-    """Return a pass's kernel for a GPU."""
-    cell = next(name for name, one in CELLS.items() if one == config.cell)
-    label = f"dense {cell} {'backward' if config.back else 'forward'}"
-    return driver.load(Unit(unit_text(config), label, architecture(device), fast=True))
+    COMPILED.launch(config, [wanted], call.args, call.like.device)
 
 
 CHOOSE: Callable[[str, int, int, int, int, bool, bool], ClusterConfig | None] = _choose

@@ -13,12 +13,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import driver, stalls
-from elman.kernels.driver import Loaded
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Unit
+from elman.kernels import stalls
+from elman.kernels.launching import Launch
 from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.cuda.machine import machine
+from elman.ops.common.cuda_kernels import CudaKernels, approximate
 from elman.ops.dense.abi import DenseArgs, layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.group_config import FLAG_STRIDE, SHARED_LIMITS, GroupConfig, Machine
@@ -179,18 +178,17 @@ def unit_text(config: GroupConfig, headers: tuple[str, ...] = ()) -> str:
     )
 
 
+def _label(config: GroupConfig) -> str:
+    name = next(name for name, one in CELLS.items() if one == config.cell)
+    return f"dense {name} {'backward' if config.back else 'forward'} groups"
+
+
+COMPILED: CudaKernels[GroupConfig] = CudaKernels(unit_text, _label, fast=approximate)
+
+
 def _launch(config: GroupConfig, wanted: Launch, args: DenseGroupArgs, like: Tensor) -> None:
     """Launch a kernel on the current stream of a tensor's device."""
-    index = like.device.index
-    launch(_kernels(config, index), [wanted], args, index)
-
-
-@cache
-def _kernels(config: GroupConfig, device: int) -> Loaded:
-    """Return a pass's kernel for a GPU."""
-    cell = next(name for name, one in CELLS.items() if one == config.cell)
-    label = f"dense {cell} {'backward' if config.back else 'forward'} groups"
-    return driver.load(Unit(unit_text(config), label, architecture(device), fast=True))
+    COMPILED.launch(config, [wanted], args, like.device)
 
 
 CHOOSE: Callable[[str, int, int, Machine, bool, bool], GroupConfig | None] = _choose

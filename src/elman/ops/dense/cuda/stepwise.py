@@ -22,7 +22,7 @@ from elman.kernels.launching import Launch
 from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda.stepwise import StepwiseCall
 from elman.ops.common.cuda_kernels import CudaKernels
-from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
+from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import multiply
 from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
@@ -56,10 +56,7 @@ class DenseStepArgs(ctypes.Structure):
     )
 
 
-WORDS = words_of(DenseStepArgs)
-_N_WORDS = ctypes.sizeof(DenseStepArgs) // 8
 _SEQUENCE_WORDS = len(DenseSequence._fields_)
-_STEP, _PRODUCT = WORDS["step"], WORDS["product"]
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ def backward(
         call.put("dy", [] if dy_bti is None else [dy_bti])
         io_bp = call.read(call.narrow(call.cell.blocks * call.channels))
         dh_bi = call.read(call.wide(call.channels))
-        call.point(state=dfirst_sbi, first=first_sbi.contiguous(), dscale=dscale_bi, narrow=io_bp)
+        call.point(state=dfirst_sbi, first=first_sbi, dscale=dscale_bi, narrow=io_bp)
         product = _product(io_bp, recurrent, dh_bi)
         _walk_back(call, product, dh_bi, parameters)
         call.by_head(dfirst_sbi[0]).add_(dh_bi)
@@ -190,7 +187,7 @@ def _walk_back(
             second()
             kernels[1](t)
         product()
-        call.words[_PRODUCT] = dh_bi.data_ptr()  # there is none behind the last step
+        call.words[call.at["product"]] = dh_bi.data_ptr()  # there is none behind the last step
 
 
 def _product(left_bk: Tensor, matrices: Tensors, to_bn: Tensor) -> Callable[[], None]:
@@ -214,8 +211,6 @@ def _multiply(left_bk: Tensor, right_kn: Tensor, to_bn: Tensor) -> None:
 class _Call(StepwiseCall):
     """The arguments of one pass, and the tensors that they point to."""
 
-    step_word = _STEP
-
     def __init__(
         self,
         step: str,
@@ -226,26 +221,16 @@ class _Call(StepwiseCall):
         resets_bt: Tensor | None,
     ) -> None:
         self.heads, self.diagonal = head_count(recurrent), recurrent[0].ndim == 3
-        self.step, self.cell, self.like = step, compiled_cell(step), first_sbi
-        self.io = results.y_bti.dtype
-        self.batch, self.steps, self.channels = results.y_bti.shape
-        self.kept: list[Tensor] = []
-        self.places = self.channels  # whatever has to be even for a thread to have two channels
-        words = self.words = array("q", bytes(8 * _N_WORDS))
-        self.args = DenseStepArgs.from_buffer(words)
-        words[WORDS["batch"]], words[WORDS["steps"]] = self.batch, self.steps
-        words[WORDS["channels"]] = self.channels
-        words[WORDS["head"]] = head = self.channels // self.heads
-        self.places |= head
-        self.resets = resets_bt is not None
-        if resets_bt is not None:
-            words[WORDS["resets"]] = self._held(resets_bt.contiguous()).data_ptr()
+        self.step, self.cell = step, compiled_cell(step)
+        batch, self.steps, channels = results.y_bti.shape
+        numbers = {"batch": batch, "steps": self.steps, "channels": channels}
+        numbers["head"] = channels // self.heads
+        super().__init__(DenseStepArgs, numbers, resets_bt, results.y_bti.dtype, first_sbi)
+        self.places |= numbers["head"]
         self.put("y", [results.y_bti])
-        self.point(norms=results.norms_bt)
-        if results.memo_btmi.numel():
-            self.point(memo=results.memo_btmi)
+        self.point(norms=results.norms_bt, memo=results.memo_btmi)
         if self.cell.scale:
-            self.point(scale=parameters[0].contiguous())
+            self.point(scale=parameters[0])
 
     def by_head(self, row_bc: Tensor) -> Tensor:
         """Return channels as a product reads them: with heads, a view [heads, B, c / heads]."""
@@ -255,27 +240,17 @@ class _Call(StepwiseCall):
         """Return room for a product: with heads, as contiguous memory [heads, B, c / heads]."""
         return row_bc.view(self.heads, self.batch, -1) if self.diagonal else row_bc
 
-    def _held(self, tensor: Tensor) -> Tensor:
-        self.kept.append(tensor)
-        return tensor
-
     def put(self, name: str, sequences: Tensors) -> None:
         """Set sequences of one kind."""
-        at = WORDS[name]
+        at = self.at[name]
         for sequence in sequences:
-            held = self._held(adjacent(sequence))
+            held = self.held(adjacent(sequence))
             batch, time, _ = held.stride()
             place, size = held.data_ptr(), held.element_size()
             assert place % size == 0
             self.words[at : at + _SEQUENCE_WORDS] = array("q", (place, batch, time))
             self.places |= place // size | batch | time
             at += _SEQUENCE_WORDS
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments that are one contiguous tensor each."""
-        for name, tensor in tensors.items():
-            place = self.words[WORDS[name]] = self._held(tensor).data_ptr()
-            self.places |= place // tensor.element_size()
 
     def config(self) -> StepConfig:
         """Return what the kernels of this call are compiled for."""

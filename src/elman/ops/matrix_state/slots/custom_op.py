@@ -17,6 +17,7 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.common.checks import check, check_resets
 from elman.ops.common.native import C_TYPES
 from elman.ops.common.operator import INCOMING, Operator
+from elman.ops.common.precision import no_autocast
 from elman.ops.matrix_state.slots import cpu, cuda
 from elman.ops.matrix_state.slots.abi import SEGMENT, SlotsArgs
 
@@ -151,8 +152,9 @@ def _save(call: Call, results: Tensors) -> Saved:
 
 def _differentiate(saved: Saved, run: Callable[[Saved], Tensors]) -> tuple[Tensor, ...]:
     dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni = run(saved)
-    # One large product over batch and time.
-    dmix_nn = dinput_btn.flatten(0, 1).mT @ saved.read_btn.flatten(0, 1)
+    # One large product over batch and time, in the precision of the state.
+    with no_autocast(dinput_btn):
+        dmix_nn = dinput_btn.flatten(0, 1).mT @ saved.read_btn.flatten(0, 1)
     return dk_bti, dq_bti, dinput_btn, drow_btn, dmix_nn, dfirst_bni
 
 

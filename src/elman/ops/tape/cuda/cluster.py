@@ -13,14 +13,12 @@ from functools import cache
 
 from torch import Tensor
 
-from elman.kernels import driver
-from elman.kernels.driver import Loaded
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Unit
+from elman.kernels.launching import Launch
 from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.cuda.tensors import aligned, padded
+from elman.ops.common.cuda_kernels import CudaKernels, approximate
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.tape import results as passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
@@ -158,18 +156,17 @@ def unit_text(config: ClusterConfig, headers: tuple[str, ...] = ()) -> str:
     )
 
 
+def _label(config: ClusterConfig) -> str:
+    name = next(name for name, one in CELLS.items() if one == config.cell)
+    return f"tape {name} {'backward' if config.back else 'forward'}"
+
+
+COMPILED: CudaKernels[ClusterConfig] = CudaKernels(unit_text, _label, fast=approximate)
+
+
 def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
     """Launch a kernel on the current stream of the call's device."""
-    index = call.like.device.index
-    launch(_kernels(config, index), [wanted], call.args, index)
-
-
-@cache
-def _kernels(config: ClusterConfig, device: int) -> Loaded:
-    """Return a pass's kernel for a GPU."""
-    write = next(name for name, one in CELLS.items() if one == config.cell)
-    label = f"tape {write} {'backward' if config.back else 'forward'}"
-    return driver.load(Unit(unit_text(config), label, architecture(device), fast=True))
+    COMPILED.launch(config, [wanted], call.args, call.like.device)
 
 
 CHOOSE: Callable[[str, int, int, int, int, bool], ClusterConfig | None] = _choose

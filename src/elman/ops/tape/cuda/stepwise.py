@@ -11,7 +11,6 @@ of the tape, c checkpoints, k, m and n any lengths of a product.
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -53,8 +52,8 @@ class TapeStepArgs(ctypes.Structure):
 
 
 WORDS = words_of(TapeStepArgs)
-_STEP, _CHECKPOINT = WORDS["step"], WORDS["checkpoint"]
-_HERE, _BEFORE, _COUNT = WORDS["here"], WORDS["before"], WORDS["count"]
+_CHECKPOINT, _HERE = WORDS["checkpoint"], WORDS["here"]
+_BEFORE, _COUNT = WORDS["before"], WORDS["count"]
 
 
 @dataclass(frozen=True)
@@ -223,15 +222,12 @@ class _Call(StepwiseCall):
         interval: Steps between checkpoints of the tape.
     """
 
-    step_word = _STEP
-
     def __init__(
         self, write: str, given: Inputs, results: Results, resets_bt: Tensor | None
     ) -> None:
         cell = compiled_cell(write)
-        self.write, self.like, self.io = write, given.state_bi, results.y_bti.dtype
-        self.blocks, self.product_value = cell.blocks, cell.value != NO_PRODUCT
-        self.batch, self.steps, self.channels = results.y_bti.shape
+        self.write, self.blocks, self.product_value = write, cell.blocks, cell.value != NO_PRODUCT
+        batch, self.steps, channels = results.y_bti.shape
         self.slots = given.tape_bni.shape[1]
         if self.slots > MAX_SLOTS:
             raise UserError(
@@ -239,31 +235,13 @@ class _Call(StepwiseCall):
                 f"{MAX_SLOTS}; use kernels.backend=reference"
             )
         self.interval = passes.interval(self.steps)
-        self.kept: list[Tensor] = []
-        self.places = self.channels  # whatever has to be even for a thread to have two channels
-        words = self.words = array("q", bytes(ctypes.sizeof(TapeStepArgs)))
-        self.args = TapeStepArgs.from_buffer(words)
-        for name in ("batch", "steps", "channels", "slots"):
-            words[WORDS[name]] = getattr(self, name)
-        self.resets = resets_bt is not None
-        if resets_bt is not None:
-            self.kept.append(resets_bt.contiguous())
-            words[WORDS["resets"]] = self.kept[-1].data_ptr()
+        numbers = {"batch": batch, "steps": self.steps, "channels": channels, "slots": self.slots}
+        super().__init__(TapeStepArgs, numbers, resets_bt, results.y_bti.dtype, given.state_bi)
         self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
         self.point(first=given.state_bi, scores=self.wide(self.slots))
-        self.checkpoints = self._held(results.checkpoints_cbni)
-        self.first_tape = self._held(given.tape_bni)
-
-    def _held(self, tensor: Tensor) -> Tensor:
-        self.kept.append(tensor)
-        self.places |= tensor.data_ptr() // tensor.element_size()
-        return tensor
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments; those without a number in them stay null."""
-        for name, tensor in tensors.items():
-            if tensor.numel():
-                self.words[WORDS[name]] = self._held(tensor.contiguous()).data_ptr()
+        self.checkpoints, self.first_tape = results.checkpoints_cbni, given.tape_bni
+        for tape in (self.checkpoints, self.first_tape):  # read where they lie, by words of a step
+            self.places |= self.held(tape).data_ptr() // tape.element_size()
 
     def checkpoint(self, t: int) -> int:
         """Return where the tape before a step is kept; 0: nowhere."""
