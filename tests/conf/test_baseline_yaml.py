@@ -6,16 +6,12 @@ those of its section 6, written for the published settings alone.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import elman.conf
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
+from elman.config.model_files import model_files
 from elman.models.build import build_model
-
-FOLDER = Path(next(iter(elman.conf.__path__))) / "model"
 
 # Model: dim, depth, columns, wrapper, parameters. True: the specification prints the count.
 MAMBA2 = {
@@ -62,7 +58,7 @@ def gdn_params(d: int, depth: int, e: float, h: int) -> int:
 
 
 def test_every_file_is_here() -> None:
-    files = {path.stem for path in FOLDER.glob("*.yaml")}
+    files = set(model_files())
     assert {name for name in files if name.startswith(("mamba2", "fla-gdn", "gdn-neg"))} == {
         *MAMBA2,
         *GDN,
@@ -79,7 +75,7 @@ def test_mamba2(name) -> None:
     assert (config.options["expansion"], config.options["head_dim"]) == (2.0, 64)
     assert mamba2_params(dim, depth, columns, wrapper) == params == config.expected_params
     assert build_model(config, device="meta").num_params() == params
-    text = (FOLDER / f"{name}.yaml").read_text()
+    text = model_files()[name].read_text()
     assert ("By hand" in text or "By the formula" in text) != printed
 
 
@@ -93,7 +89,7 @@ def test_gated_delta_net(name) -> None:
     built = build_model(config, device="meta")
     assert built.num_params() == params
     assert {layer.heads for layer in built.layers} == {heads}
-    assert ("By the formula" in (FOLDER / f"{name}.yaml").read_text()) != printed
+    assert ("By the formula" in model_files()[name].read_text()) != printed
 
 
 @pytest.mark.parametrize(

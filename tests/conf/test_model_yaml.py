@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-import elman.conf
 from elman.config.compose import compose_config, compose_tree, plain_tree
+from elman.config.model_files import model_files
 from elman.config.validate import validate
 from elman.models.build import build_model
 from elman.models.cells import registry
@@ -19,8 +19,7 @@ from elman.sections.model import DIM_ALIGNMENT, ModelConfig
 from tests.conf.count_formulas import model_params
 from tests.conf.published_counts import ROWS
 
-FOLDER = Path(next(iter(elman.conf.__path__))) / "model"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+NAMES = sorted(model_files())
 models = pytest.mark.parametrize("name", NAMES)
 rows = pytest.mark.parametrize(
     ("section", "row", "name", "printed"),
@@ -64,7 +63,7 @@ def model(name: str) -> ModelConfig:
 @cache
 def lines(name: str) -> tuple[str, ...]:
     """Return the lines of a model's file."""
-    return tuple((FOLDER / f"{name}.yaml").read_text().splitlines())
+    return tuple(model_files()[name].read_text().splitlines())
 
 
 def citation(name: str) -> str:

@@ -6,15 +6,12 @@ layers nor the other tests' formulas are asked.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import elman.conf
 from elman.config.compose import compose_config
+from elman.config.model_files import model_files
 from elman.models.build import build_model
 
-FOLDER = Path(next(iter(elman.conf.__path__))) / "model"
 RECURRENT = {
     # Matrices and biases of the state's width in each: gates, and PyTorch's second bias.
     "gru": (6, 6),
@@ -80,7 +77,7 @@ def formula(
 
 
 def test_every_file_of_these_cells_is_a_row() -> None:
-    found = {path.stem for path in FOLDER.glob("*.yaml") if path.stem.split("_")[0] in CELLS}
+    found = {name for name in model_files() if name.split("_")[0] in CELLS}
     assert found == set(ROWS)
 
 
@@ -106,7 +103,7 @@ def test_the_model_has_the_rows_count_and_the_formulas(name) -> None:
 
 @rows
 def test_the_file_cites_the_row_or_says_that_it_has_none(name) -> None:
-    text = (FOLDER / f"{name}.yaml").read_text()
+    text = model_files()[name].read_text()
     above = text[: text.index("expected_params: ")].splitlines()[-2:]
     cited = " ".join(line.removeprefix("# ") for line in above)
     assert "specification" in cited

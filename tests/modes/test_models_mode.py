@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import elman.conf
 from elman.config.catalog import Listed, catalog, natural
 from elman.config.compose import compose_config
+from elman.config.model_files import folder_of, model_files
 from elman.models.cells import registry
 from elman.published import published, published_for
 
-FOLDER = Path(next(iter(elman.conf.__path__))) / "model"
+FILES = model_files()
 Elman = Callable[..., tuple[int, str, str]]
 CELL = """
 from elman.models.cells.declaration import Cell, Option
@@ -64,12 +65,15 @@ def own_files(folder: Path, **texts: str) -> None:
         (models / f"{name}.yaml").write_text(text)
 
 
-def test_every_file_is_listed_with_what_it_says(elman_here: Elman, tmp_path: Path) -> None:
+def test_architectures_are_listed_with_what_their_files_say(
+    elman_here: Elman, tmp_path: Path
+) -> None:
     status, output, errors = elman_here("mode=models")
     assert (status, errors) == (0, "")
     found = rows(output)
-    assert sorted(found) == sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    assert list(found) == sorted(found, key=natural)
+    top = {name for name, file in FILES.items() if not folder_of(file)}
+    assert list(found) == sorted(top, key=natural)
+    assert f"lists also {len(FILES) - len(top)} sizes of published comparisons" in output
     assert found["e75h4n32"] == [
         "e75h4n32",
         "e75",
@@ -82,9 +86,33 @@ def test_every_file_is_listed_with_what_it_says(elman_here: Elman, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_published_sizes_follow_on_request(elman_here: Elman) -> None:
+    _, output, _ = elman_here("mode=models", "models.sizes=true")
+    assert list(rows(output)) == [one.name for one in catalog()]
+    assert set(rows(output)) == set(FILES)
+    _, output, _ = elman_here("mode=models", "models.filter=e88_ablation")
+    ablations = [name for name, file in FILES.items() if folder_of(file) == "e88_ablation"]
+    assert set(ablations) == set(rows(output))
+
+
+@pytest.mark.parametrize("choice", ["e88a_nogate_1792x20", "e88_ablation/e88a_nogate_1792x20"])
+def test_a_published_size_has_one_name(choice: str) -> None:
+    model = compose_config([f"model={choice}"]).model
+    assert model == shipped()["e88a_nogate_1792x20"].config
+
+
+def test_every_name_is_that_of_one_file() -> None:
+    top = FILES["e1"].parent
+    files = list(top.rglob("*.yaml"))
+    assert len(files) == len(FILES)
+    folders = {file.parent.name for file in files if file.parent != top}
+    described = re.findall(r"^\| `(\w+)` \|", (top / "README.md").read_text(), re.MULTILINE)
+    assert described == sorted(folders)
+
+
 # Every fifteenth file, and those that say something unusual.
-SAMPLE = [path for n, path in enumerate(sorted(FOLDER.glob("*.yaml"))) if n % 15 == 0]
-SAMPLE += [path for path in FOLDER.glob("*.yaml") if "override" in path.read_text()]
+SAMPLE = [path for n, path in enumerate(sorted(FILES.values())) if n % 15 == 0]
+SAMPLE += [path for path in FILES.values() if "override" in path.read_text()]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in SAMPLE])

@@ -6,9 +6,12 @@ test compares the committed page with this script's output.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from elman.config.catalog import Listed, catalog
+from elman.config.model_files import model_files
 from elman.report.markdown import code, table
 from elman.report.tables.models import HEADS, row_cells
 from elman.report.tables.standard import CITATION, TARGET, standard_rows
@@ -19,9 +22,13 @@ INTRODUCTION = """\
 # Models
 
 This page lists every model of this version. A model's name is a value of `model=`, and each is one
-YAML file in `conf/model`. `tools/docs/make_models.py` writes the page, and a test compares it with
-the files. `elman mode=models` prints the same list together with your own files. `elman mode=models
-model=e68` explains one model and says what was published for it.
+YAML file: architectures and the names that people type in `conf/model`, sizes of published
+comparisons in a folder there for each. A name is that of the file, without its folder.
+`tools/docs/make_models.py` writes the page, and a test compares it with the files.
+
+`elman mode=models` prints the first list together with your own files. `models.sizes=true` adds the
+published sizes, and `models.filter=e88_ablation` prints those of one folder and whatever else has
+that text. `elman mode=models model=e68` explains one model and says what was published for it.
 
 **Names.** A bare name has the size of the published comparisons at twenty layers, mostly of 100M,
 if there was one. Another size is called `<name>_<dim>x<depth>`, with `_e<expansion>` if the
@@ -52,9 +59,20 @@ def row(listed: Listed) -> list[str]:
 
 def page() -> str:
     """Return the whole page."""
-    models = table(HEADS, [row(listed) for listed in catalog()])
     standard = table(STANDARD_HEADS, [found.cells() for found in standard_rows()])
-    return "\n".join([INTRODUCTION, models, "", STANDARD, standard, ""])
+    return "\n".join([INTRODUCTION, *_lists(), STANDARD, standard, ""])
+
+
+def _lists() -> Iterator[str]:
+    """Yield a list of the architectures, and one for each folder of published sizes."""
+    models = catalog()
+    yield from (table(HEADS, [row(one) for one in models if not one.folder]), "")
+    readme = (model_files()["e1"].parent / "README.md").read_text(encoding="utf-8")
+    for folder, sizes, cited in re.findall(
+        r"^\| `(\w+)` \| (.+) \| (.+) \|$", readme, re.MULTILINE
+    ):
+        yield f"## {folder}\n\n{sizes} (specification: {cited}).\n"
+        yield from (table(HEADS, [row(one) for one in models if one.folder == folder]), "")
 
 
 if __name__ == "__main__":

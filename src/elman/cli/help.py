@@ -65,12 +65,14 @@ def help_text(config_dir: str | None = None) -> str:
         config_dir: Value of ``--config-dir``: a folder with more choices.
     """
     shipped = Path(str(files("elman.conf")))
+    from elman.config.model_files import model_files
     from elman.config.package_files import package_folders
 
     folders = [shipped, *([Path(config_dir)] if config_dir else []), *package_folders().values()]
     choices: dict[str, set[str]] = {}
     for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
         choices.setdefault(path.parent.name, set()).add(path.stem)
+    choices["model"] |= set(model_files())
     own = {path.stem for folder in folders[1:] for path in folder.glob("model/*.yaml")}
     lines = [
         _entry(name, _models(choices[name], own) if name == "model" else sorted(choices[name]))

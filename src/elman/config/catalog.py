@@ -27,6 +27,7 @@ from elman.config.compose import (
     plain_tree,
     register_cells,
 )
+from elman.config.model_files import MODEL, folder_of, model_files
 from elman.config.validate import validate
 from elman.models.cells import registry
 from elman.sections.model import ModelConfig
@@ -34,7 +35,6 @@ from elman.sections.model import ModelConfig
 SHIPPED = ("pkg", CONFIG_MODULE)
 """The place of the package's own YAML files, in Hydra's form: a scheme and a path."""
 Place = tuple[str, str]
-_GROUP = "model"
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,39 @@ class Listed:
         source: Its first line, without the comment mark.
         config: The model, or None if the file is wrong.
         problem: What is wrong with the file, in one line.
+        folder: The comparison that a published size is of; empty for architectures and own files.
     """
 
     name: str
     source: str
     config: ModelConfig | None
     problem: str = ""
+    folder: str = ""
 
     def has(self, text: str) -> bool:
-        """Whether its name, cell or source contains a text; upper and lower case are equal."""
+        """Whether its name, cell, source or folder contains a text, in any letters."""
         cell = self.config.cell if self.config else ""
-        return any(text.lower() in part.lower() for part in (self.name, cell, self.source))
+        parts = (self.name, cell, self.source, self.folder)
+        return any(text.lower() in part.lower() for part in parts)
 
 
-def catalog(places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
-    """Return every model in some places, E-series first; of files with one name the first counts.
+def catalog(places: Sequence[Place] = (SHIPPED,), *, sizes: bool = True) -> list[Listed]:
+    """Return every model in some places: architectures and own files, then folder by folder.
+
+    The E-series comes first in each part. Of files with one name the first counts.
 
     Args:
         places: The search path as Hydra has it: schemes and paths.
+        sizes: Whether sizes of published comparisons are among them.
     """
-    found = group_files(_GROUP, places)
+    found = group_files(MODEL, places)
     reader = _Reader(found, search_overrides(places))
-    return [reader.listed(name) for name in sorted(found, key=natural)]
+    folders = {name: reader.folder(name) for name in found}
+    listed = [name for name in found if sizes or not folders[name]]
+    return [
+        reader.listed(name)
+        for name in sorted(listed, key=lambda name: (folders[name], natural(name)))
+    ]
 
 
 def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
@@ -77,7 +88,7 @@ def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) ->
         names: Values of ``model=``.
         places: The search path as Hydra has it: schemes and paths.
     """
-    found = group_files(_GROUP, places)
+    found = group_files(MODEL, places)
     reader = _Reader(found, search_overrides(places))
     missing = "no such model; `elman mode=models` lists all"
     return [
@@ -87,7 +98,7 @@ def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) ->
 
 def first_line(name: str, places: Sequence[Place] = (SHIPPED,)) -> str:
     """Return the first line of a model's file, or nothing if the model has no file."""
-    file = group_files(_GROUP, places).get(name)
+    file = group_files(MODEL, places).get(name)
     return _first_comment(file) if file else ""
 
 
@@ -99,13 +110,18 @@ def natural(name: str) -> tuple[bool, list[str | int]]:
 
 
 def group_files(group: str, places: Iterable[Place] = (SHIPPED,)) -> dict[str, Path]:
-    """Return every file of a group; of files with one name the first counts, as in Hydra."""
+    """Return every file of a group; of files with one name the first counts, as in Hydra.
+
+    Of group ``model`` also the shipped files in folders.
+    """
     found: dict[str, Path] = {}
     for scheme, path in places:
         if scheme not in ("pkg", "file"):
             continue
         folder = Path(str(files(path))) if scheme == "pkg" else Path(path)
-        for file in filter(Path.is_file, (folder / group).glob("*.yaml")):
+        inside = (folder / group).glob("*.yaml")
+        shipped = group == MODEL and (scheme, path) == SHIPPED
+        for file in filter(Path.is_file, model_files().values() if shipped else inside):
             found.setdefault(file.stem, file)
     return found
 
@@ -137,13 +153,18 @@ class _Reader:
         self._trees: dict[str, dict[str, Any]] = {}
         register_cells()
 
+    def folder(self, name: str) -> str:
+        """Return the folder of a published size; empty for any other model."""
+        file = self._files[name]
+        return folder_of(file) if file == model_files().get(name) else ""
+
     def listed(self, name: str) -> Listed:
         """Return one model, with its problem if it has one."""
-        source = _first_comment(self._files[name])
+        source, folder = _first_comment(self._files[name]), self.folder(name)
         try:
-            return Listed(name, source, self._config(name))
+            return Listed(name, source, self._config(name), folder=folder)
         except UserError as error:
-            return Listed(name, source, None, str(error))
+            return Listed(name, source, None, str(error), folder)
 
     def _config(self, name: str) -> ModelConfig:
         try:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from elman.config.keys import named_keys
 from elman.config.mistakes import explain_mistakes
+from elman.config.model_files import find_in_folders, model_name
 from elman.config.package_files import find_package_files
 from elman.config.read_once import read_once
 from elman.config.yaml_loader import omegaconf_with_libyaml
@@ -40,6 +41,7 @@ def register_cells() -> None:
     read_once()
     omegaconf_with_libyaml()
     find_package_files()
+    find_in_folders()
     store = ConfigStore.instance()
     # Hydra copies all sources of settings before each composition, and what it reads of this one
     # once more; the copies of all cells were a fifth of its time.
@@ -89,14 +91,14 @@ def compose_tree(overrides: Sequence[str] = ()) -> DictConfig:
         GlobalHydra.instance().hydra = outer
 
 
-def typed_config(tree: DictConfig, model_name: str, named: frozenset[str]) -> RunConfig:
+def typed_config(tree: DictConfig, model_choice: str, named: frozenset[str]) -> RunConfig:
     """Validate a composed tree; ``named`` are the dotted keys that the user named."""
     from elman.config.validate import validate
 
-    return validate(plain_tree(tree, model_name), named)
+    return validate(plain_tree(tree, model_choice), named)
 
 
-def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
+def plain_tree(tree: DictConfig, model_choice: str) -> dict[str, Any]:
     """Return a composed tree as plain containers, interpolations resolved, without ``hydra``.
 
     Raises:
@@ -114,7 +116,7 @@ def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
             else node
         )
     if isinstance(model := plain.get("model"), dict) and model.get("name") is None:
-        model["name"] = model_name
+        model["name"] = model_name(model_choice)
     return plain
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from elman.base.errors import nearest, suggest
 from elman.config import synonyms
+from elman.config.model_files import MODEL, model_files
 from elman.config.run_config import MODES, RunConfig
 from elman.models.cells import registry
 from elman.sections.launching import LAUNCHERS, SweepConfig
@@ -203,6 +204,8 @@ def groups() -> list[str]:
 
 def choices(group: str) -> list[str]:
     """Return the choices of a group that are shipped."""
+    if group == MODEL:
+        return sorted(model_files())
     return sorted(path.stem for path in Path(str(files("elman.conf")), group).glob("*.yaml"))
 
 
@@ -223,10 +226,10 @@ def _model_labeled(label: str, known: Sequence[str]) -> str | None:
     if not re.search(r"[A-Za-z]\w*\d", label):
         return None  # a word of prose is no label
     whole = re.compile(rf"(?<![\w-])(?<!suite ){re.escape(label)}(?![\w-])", re.IGNORECASE)
-    for file in sorted(Path(str(files("elman.conf")), "model").glob("*.yaml")):
+    for name, file in sorted(model_files().items()):
         with file.open(encoding="utf-8") as stream:
-            if whole.search(stream.readline()) and file.stem in known:
-                return file.stem
+            if whole.search(stream.readline()) and name in known:
+                return name
     return None
 
 

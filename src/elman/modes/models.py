@@ -9,9 +9,11 @@ from elman.base.errors import UserError, did_you_mean
 from elman.base.exit_status import ExitStatus
 from elman.config.catalog import Listed, Place, catalog, first_line
 from elman.config.keys import named_keys
+from elman.config.model_files import count_sizes
 from elman.report.tables.models import models_table, print_explanation
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
+from elman.sections.modes import ModelsConfig
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -29,23 +31,27 @@ def run(job: PreparedRun) -> ExitStatus:
         source = first_line(model.name, places)
         print_explanation(table_console(), model, source, _params(model))
         return ExitStatus.OK
-    _print_list(places, config.models.filter)
+    _print_list(places, config.models)
     return ExitStatus.OK
 
 
-def _print_list(places: Sequence[Place], text: str | None) -> None:
-    found = catalog(places)
+def _print_list(places: Sequence[Place], settings: ModelsConfig) -> None:
+    text, every = settings.filter, settings.sizes or settings.filter is not None
+    found = catalog(places, sizes=every)
     chosen = [one for one in found if text is None or one.has(text)]
     if not chosen:
         hint = did_you_mean(str(text), [one.name for one in found])
         raise UserError(
-            f"models.filter={text}: no model has it in its name, cell or source{hint}; "
+            f"models.filter={text}: no model has it in its name, cell, source or folder{hint}; "
             "`elman mode=models` lists all"
         )
     console = table_console()
     models_table([_counted(one) for one in chosen]).print(console)
     several = "" if len(chosen) == 1 else "s"
     say(console, f"{len(chosen)} model{several}; elman mode=models model=<name> explains one")
+    if not every:
+        more = f"{count_sizes()} sizes of published comparisons"
+        say(console, f"elman mode=models models.sizes=true lists also {more}")
 
 
 def _counted(one: Listed) -> tuple[Listed, int | None]:

@@ -191,10 +191,12 @@ class ModelsConfig(Section):
     """Keys of ``mode=models``.
 
     Args:
-        filter: List only the models that have this text in their name, cell or source.
+        filter: List only the models that have this text in their name, cell, source or folder.
+        sizes: List the sizes of published comparisons, too.
     """
 
     filter: str | None = None
+    sizes: bool = False
 
     def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:
         """Raise UserError on a typed key that nothing would read."""
