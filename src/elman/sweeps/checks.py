@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from elman.base.errors import UserError
 from elman.base.live_line import QUIET_SECONDS, LiveLine
@@ -11,6 +10,7 @@ from elman.config.ranks import Where, check_ranks
 from elman.config.run_config import MODES, Mode
 from elman.config.suites import GROUP
 from elman.launchers.job import SweepJob, refuse_shared, wants_gpu
+from elman.runs.prepare import check_files
 from elman.sections.launching import (
     GpusLauncher,
     LauncherConfig,
@@ -19,6 +19,10 @@ from elman.sections.launching import (
     ranks_of,
 )
 from elman.sections.training import DataConfig
+from elman.sweeps.composing import named_job
+from elman.sweeps.grow import JobList, check_unchanged
+from elman.sweeps.jobs import PlannedSweep
+from elman.sweeps.request import SweepRequest
 from elman.sweeps.sizes import (
     builds_a_model,
     check_countable,
@@ -30,19 +34,27 @@ from elman.sweeps.slow_paths import slow_paths
 from elman.sweeps.suite_runs import ChosenSuite
 
 
-def check_sizes(
-    jobs: Sequence[SweepJob], asked: Sequence[SweepJob], sizes: SweepConfig
-) -> list[str]:
-    """Build every model without memory; return the notes about their sizes.
-
-    Args:
-        jobs: All jobs of the sweep.
-        asked: Those that the command asks for.
-        sizes: What the sweep claims about sizes.
+def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
+    """Check every job of a sweep; return notes for the reader.
 
     Raises:
-        UserError: a model cannot be built, or the sizes are not as claimed.
+        UserError: a job is wrong, or the launcher could not start it.
     """
+    jobs, launcher = plan.job_list, request.settings.launcher
+    for job in jobs.jobs[: jobs.recorded]:  # composing has checked the others
+        with named_job(job.number, len(jobs.jobs), job.swept or job.overrides):
+            check_files(job.config, may_pack=request.may_pack)
+    notes = _check_sizes(jobs, plan.sizes)
+    notes += _check_launcher(jobs.asked, plan.suite, launcher, request.launcher.save_seconds)
+    if plan.earlier is not None and plan.earlier.grows and jobs.asked:
+        allow = request.settings.sweep.allow_changed_code
+        notes += check_unchanged(plan.earlier, jobs.jobs[: jobs.before], allow)
+    return notes
+
+
+def _check_sizes(job_list: JobList, sizes: SweepConfig) -> list[str]:
+    """Build every model without memory; return the notes about their sizes."""
+    jobs = job_list.jobs
     mode = MODES[jobs[0].config.mode]
     if mode.in_process or not builds_a_model(jobs[0].config):
         return []
@@ -55,28 +67,18 @@ def check_sizes(
                 params.append(count_params(job.config, known))
                 check_countable(job.config, known)
     note = spread_note(jobs, params, sizes) if mode.compares else None
-    numbers = {job.number for job in asked}
     lines = zip(jobs, size_lines(jobs, params), strict=True)
-    return [text for job, text in lines if job.number in numbers] + ([note] if note else [])
+    asked = [text for job, text in lines if job.number in job_list.wanted]
+    return asked + ([note] if note else [])
 
 
-def check_jobs(
+def _check_launcher(
     jobs: Sequence[SweepJob],
     suite: ChosenSuite | None,
     launcher: LauncherConfig,
     save_seconds: int | None,
 ) -> list[str]:
-    """Refuse what a launcher would refuse, before there is a folder; return notes.
-
-    Args:
-        jobs: The jobs that a command asks for.
-        suite: Their suite, or None.
-        launcher: The launcher's settings.
-        save_seconds: How long before its limit a cluster tells a job to save.
-
-    Raises:
-        UserError: a job cannot run there.
-    """
+    """Refuse what a launcher would refuse, before there is a folder; return notes."""
     if not jobs:
         return []
     mode = MODES[jobs[0].config.mode]
@@ -85,17 +87,6 @@ def check_jobs(
         check_ranks(job.config, Where.LAUNCHER, ranks_of(launcher))
     notes = _check_places(jobs, mode, launcher, save_seconds)
     return [*notes, *slow_paths(suite, jobs, launcher), *_files_notes(jobs, mode)]
-
-
-@contextmanager
-def named_job(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
-    """Add to an error which job of the sweep it is about."""
-    try:
-        yield
-    except UserError as error:
-        label = " ".join(overrides)
-        named = "" if str(error).startswith(label) else f" ({label})"
-        raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
 def _refuse_shared(

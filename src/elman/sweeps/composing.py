@@ -10,7 +10,8 @@ does for everything that is not a plain choice or value.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,17 @@ from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
 Choices = tuple[tuple[str, str], ...]
 """Groups and their choices, as typed."""
+
+
+@contextmanager
+def named_job(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
+    """Add to an error which job of the sweep it is about."""
+    try:
+        yield
+    except UserError as error:
+        label = " ".join(overrides)
+        named = "" if str(error).startswith(label) else f" ({label})"
+        raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
 class JobComposer:

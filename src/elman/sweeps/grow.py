@@ -22,7 +22,7 @@ from elman.config.suites import GROUP
 from elman.evaluation.result import RunResult
 from elman.launchers.job import SweepJob
 from elman.runs.state import read_run_result
-from elman.sweeps.checks import named_job
+from elman.sweeps.composing import named_job
 from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.expand import expand
 from elman.sweeps.request import SweepRequest
@@ -123,7 +123,8 @@ def composed_again(request: SweepRequest, earlier: EarlierSweep) -> list[SweepJo
     for number, (texts, swept) in enumerate(zip(overrides, earlier.swept, strict=True), 1):
         with named_job(number, len(overrides), texts):
             config = request.composer.config(texts, request.may_pack)
-        jobs.append(SweepJob(number, len(overrides), texts, swept, config))
+        folder = earlier.folder / earlier.names[number - 1]
+        jobs.append(SweepJob(number, len(overrides), texts, swept, config, folder))
     return jobs
 
 

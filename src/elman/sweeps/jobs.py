@@ -1,4 +1,4 @@
-"""The jobs of a sweep, all checked before one runs: composed, read back, or added to others."""
+"""Which jobs a sweep has: composed from a command, read back, or added to others."""
 
 from __future__ import annotations
 
@@ -14,41 +14,39 @@ from elman.config.run_config import MODES, Mode
 from elman.config.suites import GROUP
 from elman.launchers.job import SweepJob
 from elman.runs.folder import check_free, claim_folder, make_folder, run_name
-from elman.runs.prepare import check_files
 from elman.sections.launching import SweepConfig
-from elman.sweeps.checks import check_jobs, check_sizes, named_job
+from elman.sweeps.composing import named_job
 from elman.sweeps.earlier import EarlierSweep, earlier_sweep
-from elman.sweeps.grow import JobList, check_unchanged, composed_again, grown_jobs, nothing_to_add
+from elman.sweeps.grow import JobList, composed_again, grown_jobs, nothing_to_add
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.settings import claims, refuse_in_process, with_sizes
 from elman.sweeps.suite_runs import ChosenSuite
 
 
 @dataclass(frozen=True)
-class CheckedSweep:
-    """A sweep whose jobs are checked, and that may begin.
+class PlannedSweep:
+    """A sweep: which jobs it has, and what is known of it before they run.
 
     Args:
         job_list: Its jobs, and which of them the command asks for.
         mode: The mode of its jobs.
-        folder: Its folder; None if its mode makes none, or with ``sweep.dry_run``.
         earlier: The sweep that it goes on with, or None.
         suite: The suite, or None.
         arguments: The overrides that its first jobs come from.
         claims: Overrides that were typed about the models' sizes.
         sizes: What it claims about them.
-        notes: Notes for the reader.
+        folder: Its folder; None before it is made, if its mode makes none, or with
+            ``sweep.dry_run``.
     """
 
     job_list: JobList
     mode: Mode
-    folder: Path | None
     earlier: EarlierSweep | None
     suite: ChosenSuite | None
     arguments: Sequence[str]
     claims: Sequence[str]
     sizes: SweepConfig
-    notes: Sequence[str]
+    folder: Path | None = None
 
     @property
     def jobs(self) -> list[SweepJob]:
@@ -56,32 +54,43 @@ class CheckedSweep:
         return self.job_list.jobs
 
 
-def checked_sweep(request: SweepRequest) -> CheckedSweep:
-    """Make the jobs of a sweep, check all of them, and make the sweep's folder.
+def planned_sweep(request: SweepRequest) -> PlannedSweep:
+    """Return the sweep that a command asks for; its jobs are composed, or read back.
 
     Raises:
-        UserError: a job is wrong, or the launcher could not start it.
+        UserError: a setting is wrong, or an earlier sweep cannot go on.
     """
     refuse_sweep_in_rank()
     earlier = earlier_sweep(request.settings.sweep)
-    jobs, suite = _jobs(request, earlier)
-    mode = _one_mode(jobs.jobs)
+    job_list, suite = _jobs(request, earlier)
+    mode = _one_mode(job_list.jobs)
     if mode.in_process:
-        refuse_in_process(request.typed, jobs.jobs[0].config.mode)
-    claimed = claims(request.claims, earlier.claims if earlier else ())
+        refuse_in_process(request.typed, job_list.jobs[0].config.mode)
+    arguments, claimed = request.overrides, claims(request.claims)
+    if earlier is not None:
+        claimed = claims(request.claims, earlier.claims)
+        arguments = earlier.arguments if earlier.grows or not arguments else arguments
     sizes = _sizes(request, earlier, suite, claimed)
-    notes = check_sizes(jobs.jobs, jobs.asked, sizes)
-    launcher = request.launcher
-    notes += check_jobs(jobs.asked, suite, request.settings.launcher, launcher.save_seconds)
-    folder = _folder(request, mode, jobs.jobs[0].config.mode, earlier)
-    if folder is not None:
-        jobs = replace(jobs, jobs=_with_folders(jobs.jobs, folder, earlier))
-    if earlier is not None and earlier.grows and jobs.asked:
-        allow = request.settings.sweep.allow_changed_code
-        notes += check_unchanged(earlier, jobs.jobs[: jobs.before], allow)
-    typed = earlier.arguments if earlier is not None and earlier.grows else request.overrides
-    arguments = typed or (earlier.arguments if earlier else ())
-    return CheckedSweep(jobs, mode, folder, earlier, suite, arguments, claimed, sizes, notes)
+    return PlannedSweep(job_list, mode, earlier, suite, arguments, claimed, sizes)
+
+
+def with_folder(request: SweepRequest, plan: PlannedSweep) -> PlannedSweep:
+    """Return a checked sweep with its folder, which is made if it is new.
+
+    Raises:
+        UserError: the folder is taken, or the mode makes none.
+    """
+    folder = _folder(request, plan.mode, plan.jobs[0].config.mode, plan.earlier)
+    if folder is None:
+        return plan
+    width = max(2, len(str(len(plan.jobs))))
+    jobs = [
+        job
+        if job.folder is not None
+        else replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")
+        for job in plan.jobs
+    ]
+    return replace(plan, folder=folder, job_list=replace(plan.job_list, jobs=jobs))
 
 
 def _jobs(
@@ -93,9 +102,6 @@ def _jobs(
         suite = composer.suite(typed)
         return JobList.whole(_composed(request, typed, suite)), suite
     recorded = earlier.jobs()
-    for job in recorded or ():
-        with named_job(job.number, len(recorded or ()), job.swept or job.overrides):
-            check_files(job.config, may_pack=request.may_pack)
     if earlier.grows:
         if not typed:
             raise UserError(nothing_to_add(str(request.settings.sweep.add)))
@@ -108,7 +114,8 @@ def _jobs(
     again = earlier.added and not typed
     jobs = composed_again(request, earlier) if again else _composed(request, texts, suite)
     earlier.check_same([job.config for job in jobs])
-    return JobList.whole(jobs), suite
+    named = zip(jobs, earlier.names, strict=True)
+    return JobList.whole([replace(job, folder=earlier.folder / n) for job, n in named]), suite
 
 
 def _composed(
@@ -173,13 +180,3 @@ def _folder(
     if typed:
         return claim_folder(request.folder, "hydra.sweep.dir")
     return make_folder(request.folder, "sweep")
-
-
-def _with_folders(
-    jobs: Sequence[SweepJob], folder: Path, earlier: EarlierSweep | None
-) -> list[SweepJob]:
-    """Name each job's folder; those of earlier jobs stay."""
-    names = earlier.names if earlier is not None else []
-    width = max(2, len(str(len(jobs))))
-    names = names + [f"{job.number:0{width}d}_{run_name(job.config)}" for job in jobs[len(names) :]]
-    return [replace(job, folder=folder / name) for job, name in zip(jobs, names, strict=True)]

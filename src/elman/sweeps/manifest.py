@@ -17,7 +17,7 @@ from elman.launchers.job import SweepJob
 from elman.runs.recorded_job import RecordedJob, record_jobs
 from elman.runs.state import NOT_STARTED, RUNNING, read_result, recorded_status, state
 from elman.runs.status import OutsideEnd, ended_as
-from elman.sweeps.jobs import CheckedSweep
+from elman.sweeps.jobs import PlannedSweep
 from elman.sweeps.request import SweepRequest
 
 
@@ -148,36 +148,36 @@ class Record:
         }
 
 
-def sweep_record(request: SweepRequest, checked: CheckedSweep) -> Record:
+def sweep_record(request: SweepRequest, plan: PlannedSweep) -> Record:
     """Return what keeps the ``sweep.json`` of a sweep.
 
     Args:
         request: The command that starts it, or goes on with it.
-        checked: The sweep.
+        plan: The sweep.
     """
-    earlier, suite = checked.earlier, checked.suite
+    earlier, suite = plan.earlier, plan.suite
     started = request.started.isoformat(timespec="seconds")
     added = earlier.added if earlier is not None else []
-    if earlier is not None and earlier.grows and checked.job_list.new:
+    if earlier is not None and earlier.grows and plan.job_list.new:
         typed = shlex.join(["elman", *request.argv])
         added.append({"typed": typed, "arguments": list(request.overrides), "started": started})
-    head = _command(request, checked) | {
-        "command": shlex.join(["elman", "-m", *checked.arguments, *checked.claims]),
-        "arguments": list(checked.arguments),
-        "claims": list(checked.claims),
-        "sizes": checked.sizes.model_dump(include={"equal_size", "max_params_spread"}),
+    head = _command(request, plan) | {
+        "command": shlex.join(["elman", "-m", *plan.arguments, *plan.claims]),
+        "arguments": list(plan.arguments),
+        "claims": list(plan.claims),
+        "sizes": plan.sizes.model_dump(include={"equal_size", "max_params_spread"}),
         "added": added,
-        "mode": checked.jobs[0].config.mode,
+        "mode": plan.jobs[0].config.mode,
         "benchmark": suite.name if suite else None,
         # A report needs it, and by then the suite's file may be gone or changed.
         "suite": suite.definition if suite else None,
         "started": started,
     }
     tasks = earlier.tasks if earlier is not None else {}
-    return Record(checked.folder, checked.jobs, checked.mode.result_file, head, tasks)
+    return Record(plan.folder, plan.jobs, plan.mode.result_file, head, tasks)
 
 
-def _command(request: SweepRequest, checked: CheckedSweep) -> dict[str, Any]:
+def _command(request: SweepRequest, plan: PlannedSweep) -> dict[str, Any]:
     """Return the command that started the sweep, from which ``sweep.resume`` builds its own.
 
     The launcher is the present one. An old sweep has not recorded its command.
@@ -189,8 +189,8 @@ def _command(request: SweepRequest, checked: CheckedSweep) -> dict[str, Any]:
         "flags": list(request.config_flags),
         "hydra": list(request.hydra),
     }
-    if checked.earlier is not None:
-        recorded = checked.earlier.content
+    if plan.earlier is not None:
+        recorded = plan.earlier.content
         if "argv" not in recorded:
             return {}
         first = {name: recorded[name] for name in first}

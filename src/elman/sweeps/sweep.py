@@ -1,6 +1,6 @@
-"""``elman -m``: launches the checked jobs of one command, keeps ``sweep.json``, prints one table.
+"""``elman -m``: launches the jobs of one command, keeps ``sweep.json``, prints one table.
 
-:mod:`elman.sweeps.jobs` has made and checked the jobs; the launcher decides how they are started.
+:mod:`elman.sweeps.jobs` has made the jobs, and :mod:`elman.sweeps.checks` has checked them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import NOT_STARTED, read_result, recorded_status, state
 from elman.runs.status import job_status
 from elman.sweeps import in_process
-from elman.sweeps.jobs import CheckedSweep
+from elman.sweeps.jobs import PlannedSweep
 from elman.sweeps.live_report import live_report
 from elman.sweeps.manifest import Record, sweep_record
 from elman.sweeps.request import SweepRequest
@@ -41,35 +41,36 @@ class _Ended:
     interrupted: bool = False
 
 
-def sweep(request: SweepRequest, checked: CheckedSweep) -> ExitStatus:
+def sweep(request: SweepRequest, plan: PlannedSweep, notes: Sequence[str]) -> ExitStatus:
     """Run a whole sweep and return its exit status.
 
     Args:
         request: The command that asks for it.
-        checked: Its jobs.
+        plan: The sweep, checked, with its folder.
+        notes: What the reader is told before the first job.
 
     Raises:
         UserError: the launcher refuses the jobs; none has run then.
     """
-    jobs, folder, earlier = checked.jobs, checked.folder, checked.earlier
+    jobs, folder, earlier = plan.jobs, plan.folder, plan.earlier
     if request.settings.sweep.dry_run:
-        asked = checked.job_list.new if earlier is not None and earlier.grows else jobs
+        asked = plan.job_list.new if earlier is not None and earlier.grows else jobs
         commands = [job_command(request.hydra, j.overrides, request.config_flags) for j in asked]
-        print(*checked.notes, *commands, sep="\n", flush=True)
+        print(*notes, *commands, sep="\n", flush=True)
         return ExitStatus.OK
     if folder is not None:
         keep_going()
-    for line in checked.notes:
+    for line in notes:
         print(line, flush=True)
-    record = sweep_record(request, checked)
+    record = sweep_record(request, plan)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and earlier.grows:
             earlier.check_not_grown_meanwhile()
         page = live_report(folder if jobs[0].config.mode == "train" else None)
         with _saying_how_it_goes_on(folder, earlier is not None), page:
-            rows, interrupted = _run(request, checked, record)
+            rows, interrupted = _run(request, plan, record)
         record.end([row.status for row in rows])
-    request.table_of(checked.mode)(rows, [job.config for job in jobs], folder)
+    request.table_of(plan.mode)(rows, [job.config for job in jobs], folder)
     failed = any(row.failed for row in rows)
     if folder is not None and failed:
         print(goes_on_by(folder), flush=True)
@@ -94,22 +95,20 @@ def _saying_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]
         raise
 
 
-def _run(
-    request: SweepRequest, checked: CheckedSweep, record: Record
-) -> tuple[list[SweepRow], bool]:
+def _run(request: SweepRequest, plan: PlannedSweep, record: Record) -> tuple[list[SweepRow], bool]:
     """Launch the jobs that are asked for, or of those the ones that are not ok yet.
 
     Returns:
         Every job's line, and whether a signal stopped the sweep.
     """
-    jobs, mode, earlier = checked.jobs, checked.mode, checked.earlier
+    jobs, mode, earlier = plan.jobs, plan.mode, plan.earlier
     todo, adopted = list(jobs), dict[int, str]()
     if earlier is not None:
         launcher = request.settings.launcher
-        todo, adopted = jobs_left(checked.job_list.asked, mode, earlier.tasks, launcher)
-    record.keep(checked.job_list.unrecorded)
+        todo, adopted = jobs_left(plan.job_list.asked, mode, earlier.tasks, launcher)
+    record.keep(plan.job_list.unrecorded)
     record.begin()
-    ended = _launch(request, checked, record, todo, adopted) if todo else _Ended([])
+    ended = _launch(request, plan, record, todo, adopted) if todo else _Ended([])
     pairs = zip(todo, ended.jobs, strict=True)
     rows = {job.number: _row(job, *end, mode) for job, end in pairs}
     for job in jobs:
@@ -122,7 +121,7 @@ def _run(
 
 def _launch(
     request: SweepRequest,
-    checked: CheckedSweep,
+    plan: PlannedSweep,
     record: Record,
     jobs: Sequence[SweepJob],
     adopted: Mapping[int, str],
@@ -131,15 +130,15 @@ def _launch(
 
     Args:
         request: The command.
-        checked: The sweep.
+        plan: The sweep.
         record: Where it is noted what becomes of the jobs.
         jobs: The jobs that run now.
         adopted: Those of them that are still in a cluster's queue, with their names there.
     """
-    if checked.mode.in_process:
+    if plan.mode.in_process:
         launched, results = in_process.launch(request, jobs)
         return _Ended(list(zip(launched.returns, results, strict=True)), launched.interrupted)
-    launcher, interrupted = request.launcher.load(checked.folder), False
+    launcher, interrupted = request.launcher.load(plan.folder), False
     if isinstance(launcher, JobLauncher):
         launched = launcher.launch_jobs(
             LaunchRequest(
@@ -155,7 +154,7 @@ def _launch(
         returns, interrupted = launched.returns, launched.interrupted
     else:
         returns = list(launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0))
-    found = [read_result(job.folder, checked.mode.result_file) for job in jobs]
+    found = [read_result(job.folder, plan.mode.result_file) for job in jobs]
     return _Ended(list(zip(returns, found, strict=True)), interrupted)
 
 

@@ -24,7 +24,8 @@ class ElmanSweeper(Sweeper):
         from elman.base.exit_status import ExitStatus, is_interrupted
         from elman.cli import session
         from elman.modes.sweep_table import sweep_table_of
-        from elman.sweeps.jobs import checked_sweep
+        from elman.sweeps.checks import check_sweep
+        from elman.sweeps.jobs import planned_sweep, with_folder
         from elman.sweeps.request import sweep_request
         from elman.sweeps.sweep import sweep
 
@@ -45,7 +46,9 @@ class ElmanSweeper(Sweeper):
             run=state.run,
             table_of=sweep_table_of,
         )
-        status = sweep(request, checked_sweep(request))
+        plan = planned_sweep(request)
+        notes = check_sweep(request, plan)
+        status = sweep(request, with_folder(request, plan), notes)
         # One of Hydra's own launchers has left the status of its last job here.
         if state.status is ExitStatus.OK or is_interrupted(status):
             state.status = status

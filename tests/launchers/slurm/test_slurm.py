@@ -457,7 +457,7 @@ def test_a_start_without_progress_is_not_queued_again(
 
     def run(arguments: Sequence[str], before_run: Callable[[], None]) -> int:
         signals.received.add(signal.SIGUSR2)
-        (folder / "result.json").write_text(json.dumps({"steps": steps}))
+        (folder / "result.json").write_text(json.dumps({"status": "ok", "steps": steps}))
         return 130
 
     requeued: list[int] = []
