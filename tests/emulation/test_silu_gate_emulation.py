@@ -178,8 +178,8 @@ def test_a_layer_computes_the_same_with_the_kernels(monkeypatch, cell) -> None:
         run(config, wanted, *rest)
 
     monkeypatch.setattr(cuda, "LAUNCH", noted)
-    in_a_kernel = op._in_a_kernel
-    monkeypatch.setattr(op, "_in_a_kernel", lambda tensors, _: in_a_kernel(tensors, "cuda"))
+    in_a_kernel = op.in_a_cuda_kernel
+    monkeypatch.setattr(op, "in_a_cuda_kernel", lambda _, *given: in_a_kernel("cuda", *given))
     found, _ = layer(x)
     found.square().sum().backward()
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)

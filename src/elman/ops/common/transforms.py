@@ -11,7 +11,7 @@ Every function of autograd around a kernel is a :class:`KernelFunction`, or the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -117,6 +117,23 @@ def watched(tensors: Sequence[Tensor | None]) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
         or not _PLAIN.issuperset(map(type, tensors))
+    )
+
+
+def in_a_cuda_kernel(
+    backend: str, tensors: Sequence[Tensor], dtypes: Collection[torch.dtype]
+) -> bool:
+    """Return whether a kernel without an operator computes a call; others see PyTorch's operators.
+
+    Args:
+        backend: Name of the layer's backend; ``cuda`` has kernels.
+        tensors: The tensors of the call.
+        dtypes: Those that the kernel reads.
+    """
+    return (
+        backend == "cuda"
+        and not watched(tensors)
+        and all(one.dtype in dtypes and one.numel() for one in tensors)
     )
 
 

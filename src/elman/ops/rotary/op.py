@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.transforms import KernelFunction, apply, watched
+from elman.ops.common.transforms import KernelFunction, apply, in_a_cuda_kernel
 from elman.ops.rotary import cuda
 
 _LEAST_STEPS = 512
@@ -30,12 +30,7 @@ def can_turn(qkv_btk: Tensor, backend: str) -> bool:
         qkv_btk: Queries, keys and values side by side.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    return (
-        backend == "cuda"
-        and not watched((qkv_btk,))
-        and qkv_btk.dtype in CUDA_TYPES
-        and qkv_btk.numel() > 0
-    )
+    return in_a_cuda_kernel(backend, (qkv_btk,), CUDA_TYPES)
 
 
 def turned(qkv_btk: Tensor, channels: int, theta: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.precision import cast
-from elman.ops.common.transforms import KernelFunction, apply, watched
+from elman.ops.common.transforms import KernelFunction, apply, in_a_cuda_kernel
 from elman.ops.silu_gate import cuda
 
 
@@ -28,7 +28,7 @@ def split(projected_btk: Tensor, *, backend: str) -> tuple[Tensor, Tensor]:
         projected_btk: The projection.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    if not _in_a_kernel((projected_btk,), backend):
+    if not in_a_cuda_kernel(backend, (projected_btk,), CUDA_TYPES):
         p_bti, z_bti = projected_btk.chunk(2, dim=-1)
         return functional.silu(p_bti), z_bti
     halves: tuple[Tensor, Tensor] = apply(_Split, projected_btk)
@@ -42,7 +42,7 @@ def swiglu(projected_btk: Tensor, *, backend: str) -> Tensor:
         projected_btk: The projection.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    if not _in_a_kernel((projected_btk,), backend):
+    if not in_a_cuda_kernel(backend, (projected_btk,), CUDA_TYPES):
         z_bti, v_bti = projected_btk.chunk(2, dim=-1)
         return functional.silu(z_bti) * v_bti
     o_bti: Tensor = apply(_SwiGLU, projected_btk)
@@ -57,7 +57,7 @@ def gate(h_bti: Tensor, z_bti: Tensor, *, backend: str) -> Tensor:
         z_bti: The gate's argument; it may be part of a larger tensor.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    if not _in_a_kernel((h_bti, z_bti), backend):
+    if not in_a_cuda_kernel(backend, (h_bti, z_bti), CUDA_TYPES):
         return cast(h_bti * functional.silu(z_bti), z_bti.dtype)
     o_bti: Tensor = apply(_Gate, h_bti, z_bti)
     return o_bti
@@ -71,19 +71,10 @@ def self_gate(h_bti: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:
         dtype: Dtype of the output.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    if dtype not in CUDA_TYPES or not _in_a_kernel((h_bti,), backend):
+    if dtype not in CUDA_TYPES or not in_a_cuda_kernel(backend, (h_bti,), CUDA_TYPES):
         return cast(h_bti * functional.silu(h_bti), dtype)
     o_bti: Tensor = apply(_SelfGate, h_bti, dtype)
     return o_bti
-
-
-def _in_a_kernel(tensors: tuple[Tensor, ...], backend: str) -> bool:
-    """Return whether a kernel computes a call; compilers and transforms see PyTorch's operators."""
-    return (
-        backend == "cuda"
-        and not watched(tensors)
-        and all(one.dtype in CUDA_TYPES and one.numel() for one in tensors)
-    )
 
 
 def _room(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

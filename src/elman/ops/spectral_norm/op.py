@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.common.transforms import KernelFunction, apply, watched
+from elman.ops.common.transforms import KernelFunction, apply, in_a_cuda_kernel
 from elman.ops.spectral_norm import cuda
 
 
@@ -26,12 +26,7 @@ def in_a_kernel(weight_rc: Tensor, u_r: Tensor, v_c: Tensor, backend: str) -> bo
         v_c: Right singular vector.
         backend: Name of the layer's backend.
     """
-    tensors = (weight_rc, u_r, v_c)
-    return (
-        backend == "cuda"
-        and not watched(tensors)
-        and all(one.dtype == torch.float32 and one.numel() > 0 for one in tensors)
-    )
+    return in_a_cuda_kernel(backend, (weight_rc, u_r, v_c), (torch.float32,))
 
 
 def normalized(weight_rc: Tensor, u_r: Tensor, v_c: Tensor, radius: float, eps: float) -> Tensor:

@@ -1,7 +1,8 @@
 """Which tile configs the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
 
 The backward pass comes first: it decides how far apart the checkpoints are. A change of T never
-changes anything, and of B only where the number of heads no longer fills the GPU.
+changes anything, and of B only where the number of heads no longer fills the GPU. The limits below
+were chosen by measurements on an H200 (docs/performance.md, 2026-11-21).
 Imports no torch.
 
 Symbols: R value rows, N key columns, H heads, B batch.
@@ -27,9 +28,14 @@ from elman.ops.matrix_state.recurrences import CELLS
 
 H200 = Limits(132, 227 * 1024, 228 * 1024)
 _RESERVED = 1024  # shared memory that the system takes for each block
-_MOST_WARPS = 16  # of a block that hold the state
+_MOST_WARPS, _MOST_FORWARD_WARPS = 16, 8  # of a block that hold the state
+_SMALL = 16  # numbers of the state in a lane, up to which a block may have all these warps
+_FEW_REGISTERS = 18  # the same, up to which producer warps have registers beside a walking one
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
-_STEPS = (16, 12, 8)
+_CROWDED = 1.5  # warps of a scheduler; more leave no place for producer warps
+_HALVED_FROM = 6  # warps of a block that may become two
+_MANY_BACKWARD, _MANY_FORWARD, _MANY_OF_FOUR = 7, 9, 13  # columns of a lane; see _evened
+_STEPS, _FEWEST_STEPS = (16, 12, 8), 4
 _PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where producer warps recompute segments
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
@@ -45,7 +51,7 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> TileConfig:
     """
     lanes, tall = backward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
-    most = _MOST_WARPS if columns_of(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
+    most = _MOST_WARPS if columns_of(plan.columns, lanes) * tall <= _SMALL else _MOST_WARPS // 2
     row_tiles = max(math.ceil(whole / most), _row_tiles_to_fill(whole, heads, device))
     found = tile_config_of(plan, types, lanes, math.ceil(whole / row_tiles), tall=tall)
     fitted = _fitted(_evened(found, backward=True), heads, device)
@@ -63,7 +69,9 @@ def forward_of(chosen: TileConfig, heads: int, device: Limits) -> TileConfig:
     plan = chosen.plan
     lanes, tall = forward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
-    row_tiles = max(math.ceil(whole / 8), _row_tiles_to_fill(whole, heads, device))
+    row_tiles = max(
+        math.ceil(whole / _MOST_FORWARD_WARPS), _row_tiles_to_fill(whole, heads, device)
+    )
     warps = math.ceil(whole / row_tiles)
     found = _evened(tile_config_of(plan, chosen.types, lanes, warps, tall=tall), backward=False)
     candidates = [found]
@@ -99,7 +107,7 @@ def _waits(found: TileConfig, heads: int, device: Limits) -> bool:
     warps = heads * found.row_tiles * found.warps
     # A block alone on its multiprocessor leaves it idle while it waits.
     alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
-    few = warps <= 2 * schedulers and found.columns * found.tall <= 18
+    few = warps <= 2 * schedulers and found.columns * found.tall <= _FEW_REGISTERS
     return warps <= schedulers or few or alone
 
 
@@ -142,7 +150,8 @@ def _evened(found: TileConfig, *, backward: bool) -> TileConfig:
     Not where rows of the state begin at any number: they are stored one by one.
     """
     columns = found.columns + 1
-    many = found.columns >= 7 if backward else found.columns >= (13 if found.tall == 4 else 9)
+    forward = _MANY_OF_FOUR if found.tall == 4 else _MANY_FORWARD
+    many = found.columns >= (_MANY_BACKWARD if backward else forward)
     vector = math.gcd(4, columns, found.plan.columns)
     return replace(found, vector=vector) if many and vector > 1 else found
 
@@ -177,7 +186,7 @@ def _fitted(tile_config: TileConfig, heads: int, device: Limits) -> TileConfig:
         elif not tile_config.scratch:
             tile_config = replace(tile_config, scratch=True)
         else:
-            return replace(tile_config, steps=4)
+            return replace(tile_config, steps=_FEWEST_STEPS)
 
 
 def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
@@ -187,7 +196,7 @@ def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
     prepares keys and queries, and leaves their gradients to be summed.
     """
     busy = heads * found.row_tiles > device.multiprocessors
-    if busy or found.warps < 6 or found.scratch or CELLS[found.plan.cell].reads:
+    if busy or found.warps < _HALVED_FROM or found.scratch or CELLS[found.plan.cell].reads:
         return found
     warps = math.ceil(found.warps / 2)
     halves = _fitted(_resized(found, warps), heads, device)
@@ -202,8 +211,8 @@ def _with_producers(found: TileConfig, heads: int, device: Limits) -> TileConfig
     are read, recomputing takes longer, and eight steps are too few.
     """
     warps = heads * found.row_tiles * found.warps
-    crowded = warps > 1.5 * device.multiprocessors * SCHEDULERS
-    if crowded or found.scratch or found.tall * found.columns > 18:
+    crowded = warps > _CROWDED * device.multiprocessors * SCHEDULERS
+    if crowded or found.scratch or found.tall * found.columns > _FEW_REGISTERS:
         return None
     rounds = _rounds(found, heads, device)
     fewest = 12 if CELLS[found.plan.cell].reads else 8
