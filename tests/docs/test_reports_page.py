@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from elman.report.comparison.rows import COLUMNS
-from elman.report.comparison.text_files import CSV_COLUMNS
+from elman.report.comparison.write import CSV_COLUMNS
 
 TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elman.evaluation.result import RunResult
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
+from elman.report.comparison.report_data import make_report
 from elman.report.comparison.runs import CHANGED_RESULT, DAMAGED, Run, read_run
 from elman.training.recorder import write_result
 

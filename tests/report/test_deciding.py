@@ -15,15 +15,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.deciding import LOSS, SPEED, VAL_BPB
-from elman.report.comparison.figures import figures_of
 from elman.report.comparison.page import page_text
 from elman.report.comparison.paper import table_text
 from elman.report.comparison.pictures import OverNames, Scatter
+from elman.report.comparison.plots import page_pictures
+from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.terminal import print_report
-from elman.report.comparison.text_files import csv_text, markdown_text
 from elman.report.comparison.wins_text import EARLIER, sentence, verdict
+from elman.report.comparison.write import csv_text, markdown_text
 
 from .fake_sweep import BATCH, CHUNK, FakeSweep
 
@@ -117,7 +117,7 @@ def test_pictures_the_row_to_beat_and_the_sentences_have_one_order(sweep: FakeSw
         float(cells[[c.head for c in report.columns].index("loss")]) for cells in report.cells
     ]
     assert of_table[0] > of_table[1]
-    pictures = [plot.picture for plot in figures_of(report).all]
+    pictures = [plot.picture for plot in page_pictures(report).all]
     (names,) = (one for one in pictures if isinstance(one, OverNames))
     assert names.title == "Val bpb of each model"
     assert [name for _, name in names.y.given] == ["e1", "e42"]

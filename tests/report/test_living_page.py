@@ -10,9 +10,9 @@ import pytest
 
 from elman.config.compose import compose_config
 from elman.launchers.job import SweepJob
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
+from elman.report.comparison.report_data import make_report
 from elman.report.comparison.runs import load_sources
 from elman.runs.folder import RunLock
 from elman.sweeps import live_report as writer

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elman.cli.main import main
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
-from elman.report.comparison.text_files import markdown_text
+from elman.report.comparison.report_data import make_report
+from elman.report.comparison.write import markdown_text
 from elman.runs.folder import RunLock
 
 from .fake_sweep import FakeSweep
@@ -53,7 +53,7 @@ def test_every_form_has_the_command_that_would_decide(
     report = make_report([sweep.folder])
     (line,) = report.wins.groups[0].challengers[0].to_decide
     assert f"to decide it: `{line}`" in markdown_text(report)
-    assert f"to decide it: <code>{html.escape(line)}</code>" in page_text(report)
+    assert f"to decide it: <code>{line}</code>" in html.unescape(page_text(report))
     assert main(["mode=report", f"report.dir='{sweep.folder}'"]) == 0
     assert f"to decide it: {line}" in capfd.readouterr().out.splitlines()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from elman.config.newer_settings import without_newer
-from elman.report.comparison.content import make_report
+from elman.report.comparison.report_data import make_report
 
 from .fake_sweep import make_run
 

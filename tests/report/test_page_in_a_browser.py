@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
+from elman.report.comparison.report_data import make_report
 
 from .browser import look, needs_browser
 from .fake_sweep import FakeSweep

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elman.cli.main import main
-from elman.report.comparison.sweep_end import print_training_sweep
+from elman.report.comparison.terminal import print_training_sweep
 from elman.sweeps.row import SweepRow
 
 from .fake_sweep import FakeSweep

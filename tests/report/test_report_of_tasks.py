@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from elman.config.suites import load_suite
-from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.draw import draw_tasks
 from elman.report.comparison.ink import svg
 from elman.report.comparison.page import page_text
+from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLVED
 from elman.report.comparison.terminal import print_report
-from elman.report.comparison.text_files import csv_text, markdown_text
+from elman.report.comparison.write import csv_text, markdown_text
 
 from .browser import look, needs_browser
 from .fake_sweep import FakeSweep
@@ -84,7 +84,7 @@ def test_a_model_that_always_gives_one_answer_is_at_chance_at_every_length(tmp_p
     assert cell.chances == {40: pytest.approx(0.444, abs=0.01), 128: pytest.approx(0.135, abs=0.01)}
     (line,) = report.tasks.verdicts()
     assert "at chance: reset_recall (0.42, chance 0.44)" in line
-    _, lines = report.tasks.by_length("reset_recall")
+    lines = report.tasks.by_length("reset_recall").cells
     assert lines[-1] == [
         "chance (the best blind guess)",
         *(f"{cell.chances[n]:.3f}" for n in (40, 128)),
@@ -146,7 +146,7 @@ def test_every_file_says_it_and_the_page_is_well_formed(sweep: FakeSweep) -> Non
 
 def test_published_accuracies_stand_beside_ours_of_the_same_task(sweep: FakeSweep) -> None:
     report = report_of(sweep)
-    _, lines = report.tasks.beside_published(report.published.records)
+    lines = report.tasks.beside_published(report.published.records).cells
     found = {(line[0], line[1]): tuple(line[2:4]) for line in lines}
     assert found[(E88, "parity at 500")] == ("0.499", "0.887")
     beside = dict(zip([row.label for row in report.rows], report.published.by_row, strict=True))

@@ -16,15 +16,14 @@ import pytest
 from rich.console import Console
 
 from elman.base.consoles import table_console
-from elman.report.comparison.content import make_report
 from elman.report.comparison.curves import Curve, running_mean
-from elman.report.comparison.files import write_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.pictures import Point, axis
 from elman.report.comparison.plots import pareto_front
+from elman.report.comparison.report_data import make_report
 from elman.report.comparison.rows import COLUMNS
 from elman.report.comparison.terminal import print_report
-from elman.report.comparison.text_files import csv_text, markdown_text
+from elman.report.comparison.write import csv_text, markdown_text, write_report
 from elman.report.metrics_file import read_metrics
 
 from .fake_sweep import FakeSweep, make_run, records

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.pictures import OverNumbers, axis_of_values
 from elman.report.comparison.plots import Plot, make_plots
+from elman.report.comparison.report_data import make_report
 
 from .fake_sweep import FakeSweep
 
@@ -143,7 +143,9 @@ def test_validations_are_drawn_and_marks_are_everywhere(tmp_path: Path) -> None:
     sweep.job("model=e42", "train.batch_size=8")
     sweep.job("model=mamba2")
     found = plots_of(sweep.folder)
-    assert found["Validation over steps"].lines[0] == ("e1", "2.5000", "2.5000", "2")
+    numbers = found["Validation over steps"].numbers
+    assert numbers is not None
+    assert numbers.cells[0] == ["e1", "2.5000", "2.5000", "2"]
     assert found["Validation over steps"].svg.count("<circle") == 2
     page = page_text(make_report([sweep.folder]))
     tree = ElementTree.fromstring(page.partition("\n")[2])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elman.report.comparison.content import make_report
+from elman.report.comparison.report_data import make_report
 from elman.runs.recorded_job import recorded_jobs
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
+from elman.report.comparison.report_data import make_report
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 HOME = "/home/you/elman"

@@ -18,8 +18,8 @@ from elman.report.comparison.curves import (
 from elman.report.comparison.pictures import ABOUT, ABOUT_HEAT
 from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.rows import COLUMNS, WARNING
-from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.comparison.wins_text import METHOD
+from elman.report.comparison.write import CSV_COLUMNS
 from elman.report.markdown import code, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "reports.md"

@@ -98,7 +98,7 @@ MODES: dict[str, Mode] = {
             }
         ),
         makes_folder=True,
-        table="elman.report.comparison.sweep_end:print_training_sweep",
+        table="elman.report.comparison.terminal:print_training_sweep",
         compares=True,
     ),
     "eval": Mode(frozenset({"eval", "kernels", "baseline"})),

@@ -12,9 +12,9 @@ from elman.base.consoles import table_console
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
-from elman.report.comparison.content import Report, make_report
-from elman.report.comparison.files import write_report
+from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.terminal import print_report, say, say_where
+from elman.report.comparison.write import write_report
 from elman.runs.prepared import PreparedRun
 
 

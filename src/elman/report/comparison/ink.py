@@ -150,16 +150,19 @@ def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
     told = [f'class="{drawing.css}"', f'id="{drawing.name}"', *attributes]
     told.append(f'viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img"')
     told += [f'{name}="{escape(value)}"' for name, value in drawing.facts.items()]
-    name = f"{drawing.name}-title"
-    parts = [f'<title id="{name}">{escape(drawing.title)}</title>', style]
-    if drawing.inside is not None:
+    parts, name = [style], f"{drawing.name}-title"
+    if drawing.inside is None:
+        told.append(f'aria-label="{escape(drawing.title)}"')
+    else:
+        told.append(f'aria-labelledby="{name}"')
+        parts.insert(0, f'<title id="{name}">{escape(drawing.title)}</title>')
         left, right, top, bottom = drawing.inside
         box = f'x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"'
         parts.append(f'<clipPath id="{drawing.name}-inside"><rect {box} /></clipPath>')
     inside = "".join(_svg(shape, drawing.name) for shape in drawing.shapes)
     if f"#{drawing.name}-hatch" in inside:
         parts.append(_HATCHING.format(name=drawing.name))
-    return f'<svg {" ".join(told)} aria-labelledby="{name}">{"".join(parts)}{inside}</svg>'
+    return f"<svg {' '.join(told)}>{''.join(parts)}{inside}</svg>"
 
 
 def sample(style: int) -> str:
@@ -212,8 +215,18 @@ def _path(path: Path) -> str:
     if path.element != "path":
         points = " ".join(f"{x:.2f},{y:.2f}" for x, y in path.strokes[0])
         return _element(path.element, path.css, f'points="{points}"', path.tip)
-    strokes = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in one) for one in path.strokes)
+    strokes = "".join(map(_stroke, path.strokes))
     return _element("path", path.css, f'd="{strokes}"', path.tip)
+
+
+def _stroke(places: Places) -> str:
+    """Return a line as commands of SVG; one along an axis needs one number a place."""
+    (x, y), *others = ((f"{x:.1f}", f"{y:.1f}") for x, y in places)
+    parts = [f"M{x} {y}"]
+    for to_x, to_y in others:
+        parts.append(f"H{to_x}" if to_y == y else f"V{to_y}" if to_x == x else f"L{to_x} {to_y}")
+        x, y = to_x, to_y
+    return "".join(parts)
 
 
 def _element(element: str, css: str, attributes: str, tip: str = "") -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elman.base.quoting import pasteable
-from elman.report.comparison.progress import WAITS
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Run, Source
+from elman.report.comparison.runs import WAITS, Run, Source
 from elman.report.comparison.wins import Challenger, Group, Wins
 from elman.runs.state import RUNNING
 

@@ -1,21 +1,50 @@
-"""The report as one HTML page that needs nothing from outside, not even a network."""
+"""The report as one HTML page that needs nothing from outside, not even a network.
+
+``blocks_of`` lists the blocks of the page in their order. A new block is a file with a function
+that returns a :class:`~.blocks.Block`, and one line in that list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import cache
 from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
 
 from elman.base.exit_status import RunStatus
 from elman.base.units import MEMORY as MEMORY_UNIT
+from elman.base.units import duration
+from elman.report.comparison.blocks import (
+    Block,
+    Command,
+    Entry,
+    Figure,
+    Figures,
+    Fold,
+    Head,
+    Item,
+    Items,
+    Job,
+    Jobs,
+    Legend,
+    Line,
+    Pairs,
+    Table,
+    Text,
+    table,
+)
 from elman.report.comparison.conditions import data_names, run_marks
-from elman.report.comparison.content import Report
-from elman.report.comparison.escape import escape
-from elman.report.comparison.figures import figures_of
-from elman.report.comparison.ink import sample
-from elman.report.comparison.notes import ending, run_notes
-from elman.report.comparison.page_state import failures_text, is_living, progress_text
+from elman.report.comparison.escape import printable
+from elman.report.comparison.ink import sample, svg
+from elman.report.comparison.notes import Failures, ending, failures_of, run_notes
 from elman.report.comparison.palette import COLOURS, DARK, LIGHT, rules, variables
-from elman.report.comparison.plots import Plot
+from elman.report.comparison.plots import GRID, PagePictures, Plot, page_pictures
+from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
+from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
     BPB,
     LOSS,
@@ -26,249 +55,324 @@ from elman.report.comparison.rows import (
     TOK_S,
     VAL_BPB,
     WARNING,
-    Column,
     Row,
     published_words,
 )
-from elman.report.comparison.runs import Run, Source
-from elman.report.comparison.tasks_page import PUBLISHED, TITLE, legend_of_models, tasks_html
-from elman.report.comparison.wins_page import wins_html
+from elman.report.comparison.runs import WAITS, Run, Source
+from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
+from elman.report.comparison.wins_text import wins_parts
+from elman.runs.state import RUNNING
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
-# With this policy the browser refuses to load anything.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-# A script keeps the reader's filter and order when it reloads the page of a sweep that runs.
-_RELOAD = '<noscript><meta http-equiv="refresh" content="60" /></noscript>'
-# For a reader of XML the script is text; for a browser these are comments in it.
-_XML = ("/*<![CDATA[*/", "/*]]>*/")
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
     *("tok/s", MEMORY_UNIT.name, "min"),
 )
-_RUN_TEXTS = 4
-_ONE_COLOUR = "One colour for each row"
+_RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
+_RUN_TEXTS = 5
 # With more rows than this the table scrolls in itself; with more runs, theirs is folded.
 _MANY_ROWS, _MANY_RUNS = 30, 60
-# Cells that do not wrap, or have small type so that the table fits.
-_NARROW = {"spread": "w", "val spread": "w", "published": "p", "backend": "b"}
-_RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
+_MOST_NAMED = 12
+# Classes of cells: the name of a row, its status, cells that do not wrap, and small type.
+_CELLS = {"model": "k", "status": "s", "spread": "w", "val spread": "w"}
+_CELLS |= {"published": "p", "backend": "b"}
+_SIGNS = {"ok": "\N{CHECK MARK}", "bad": "\N{MULTIPLICATION SIGN}", "runs": "", "waits": ""}
+
+
+def blocks_of(report: Report) -> Iterator[Block]:
+    """Yield the blocks of the page, in their order."""
+    pictures = page_pictures(report)
+    yield _about(report)
+    yield _progress(report)
+    yield _failures(report)
+    yield _comparison(report)
+    yield _tasks(report, pictures)
+    yield Block("What was swept", _figures(pictures.swept))
+    yield _table(report)
+    yield Block("Who wins", wins_parts(report.wins, report.rows))
+    yield _plots(report, pictures.curves)
+    yield _runs(report)
+    yield Block("Problems", _list(_other_problems(report)))
+    yield _published_accuracies(report)
+    yield _published(report)
+    yield Block("What each column is", [Pairs([(c.head, c.definition) for c in report.columns])])
 
 
 def page_text(report: Report) -> str:
     """Return the whole page."""
-    figures = figures_of(report)
-    swept, curves = figures.swept, figures.curves
-    parts = [
-        _head(report),
-        _section("Progress", progress_text(report)),
-        _section("Failures", failures_text(report)),
-        _comparison(report),
-        _section(TITLE, tasks_html(report, _lengths(report, figures.tasks))),
-        _section("What was swept", _plots(swept)) if swept else "",
-        _section("Table", _table(report)),
-        _section("Who wins", wins_html(report.wins, report.rows)),
-        _section("Plots", _legend(report) + _plots(curves)) if curves else "",
-        _section("Runs", _runs(report)),
-        _section("Problems", _list(_other_problems(report), "notes")),
-        _published_accuracies(report),
-        _published(report),
-        _section("What each column is", _definitions(report)),
-        f"<script>{_XML[0]}{_asset('page.js')}{_asset('page_values.js')}{_XML[1]}</script>"
-        "</body></html>\n",
-    ]
-    return "\n".join(filter(None, parts))
-
-
-def _head(report: Report) -> str:
-    names = ", ".join(source.folder.name for source in report.sources)
-    facts = []
-    for source in report.sources:
-        when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
-        suite = f"suite {source.benchmark}" if source.benchmark else ""
-        facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
-        facts += [source.command, *source.added]
-    about = "".join(map(_about, report.sources))
-    kinds = ["living"] * is_living(report) + ["long"] * (len(report.rows) > _MANY_RUNS)
-    body = f'<body class="{" ".join(kinds)}">'
-    meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" />'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />{PAGE_MARK}'
-        '<meta name="viewport" content="width=device-width, initial-scale=1" />'
-        f"{_RELOAD if is_living(report) else ''}"
-        f"<title>{escape(names)}: report</title><style>{_styles()}</style></head>"
-        f"{body}<h1>{escape(names)}</h1>{meta}{about}"
+    living = any(source.living for source in report.sources)
+    return _template().render(
+        blocks=list(blocks_of(report)),
+        names=", ".join(source.folder.name for source in report.sources),
+        facts=list(_facts(report)),
+        living=living,
+        long=len(report.rows) > _MANY_RUNS,
+        mark=Markup(PAGE_MARK),
+        light=Markup(variables(LIGHT)),
+        dark=Markup(variables(DARK)),
+        pens=Markup(rules()),
+        css=_asset("page.css"),
+        script=_asset("page.js") + _asset("page_values.js"),
+        sample=lambda style: Markup(sample(style)),
     )
 
 
-def _about(source: Source) -> str:
-    title, text = source.about
-    return f'<p class="about"><strong>{escape(title)}.</strong> {escape(text)}</p>' if title else ""
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=_printable,
+    )
+    return environment.from_string(_asset("page.html.jinja"))
 
 
-def _comparison(report: Report) -> str:
+def _printable(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> Markup:
+    return Markup(files(__package__ or "").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _facts(report: Report) -> Iterator[str]:
+    """Yield where a report is from, and the commands that made it."""
+    for source in report.sources:
+        when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
+        suite = f"suite {source.benchmark}" if source.benchmark else ""
+        told = (" · ".join(filter(None, (str(source.folder), suite, when))), source.command)
+        yield from filter(None, (*told, *source.added))
+
+
+def _about(report: Report) -> Block:
+    about = [source.about for source in report.sources]
+    return Block("", [Text(text, "about", f"{title}.") for title, text in about if title])
+
+
+def _list(lines: Sequence[str], css: str = "notes") -> list[Items]:
+    return [Items([Item(line) for line in lines], css)] if lines else []
+
+
+def _comparison(report: Report) -> Block:
     notes = report.comparison
     counted = [row for row in report.rows if row.counted]
     agree = len(counted) > 1 and len({row.set for row in counted}) == 1
     fine = agree and not any(note.startswith("differs") for note in notes)
     if agree:
         notes = ["comparable: all conditions agree in all rows (below the table)", *notes]
-    return _list(notes, "notes fine" if fine else "notes")
+    return Block("", _list(notes, "notes fine" if fine else "notes"))
 
 
-def _table(report: Report) -> str:
-    heads = "".join(
-        f'<th scope="col" class="{_head_kind(column)}" '
-        f'title="{escape(column.definition)}">'
-        f"{escape(column.head)}</th>"
-        for column in report.columns
+def _progress(report: Report) -> Block:
+    """Return how far the running sweeps are; without parts if none runs."""
+    rows = {id(run): number for number, row in enumerate(report.rows) for run in row.runs}
+    running = [source for source in report.sources if source.living]
+    return Block("Progress", [part for source in running for part in _progress_of(source, rows)])
+
+
+def _progress_of(source: Source, rows: dict[int, int]) -> Iterator[Any]:
+    progress = progress_of(source)
+    counts = {
+        "ok": progress.count(RunStatus.OK),
+        "bad": progress.failed,
+        "runs": progress.count(RUNNING),
+        "waits": progress.count(*WAITS),
+    }
+    words = dict(zip(counts, ("ok", "failed", "running", "waiting"), strict=True))
+    bold = Markup("<b>{}</b> {}").format
+    states = [bold(count, words[state]) for state, count in counts.items() if count]
+    counted = Markup(", ").join(states)
+    left = Markup("{} of {} jobs; {}").format(counted, len(progress.jobs), _left(progress))
+    yield Text(left, "state")
+    yield Jobs(counts, [_job(job.run, rows) for job in progress.jobs])
+    running = [job for job in progress.jobs if job.run.status == RUNNING]
+    if running:
+        yield _running(running, rows)
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    yield Text(
+        f"As of {now}; this page is rewritten each minute while the sweep runs, and reloads "
+        f"itself. {ESTIMATE}",
+        "caption",
     )
-    lines = [_line(report, number, cells) for number, cells in enumerate(report.cells)]
-    table = _sorted_table(heads, lines)
-    tall = " tall" if len(lines) > _MANY_ROWS else ""
-    return f'<div class="scroll{tall}">{table}</div>{_conditions(report.rows)}'
 
 
-def _line(report: Report, number: int, cells: Sequence[str]) -> str:
-    row = report.rows[number] if number < len(report.rows) else None
-    kind = "only" if row is None else "" if row.counted else "failed"
-    found = []
-    for column, cell in zip(report.columns, cells, strict=True):
-        text, css = escape(cell), _kind(column.numeric)
-        if column.head == "model":
-            mark = sample(row.style) if row is not None else ""
-            text, css = f'{mark}<span class="label">{text}</span>', "k"
-        elif column.head == "status":
-            css = "s marked" if row is not None and cell != "ok" else "s"
-        css = _NARROW.get(column.head, css)
-        found.append(f'<td class="{css}">{text}</td>')
-    which = f' data-row="{number}"' if row is not None else ""
-    return f'<tr class="{kind}"{which}>{"".join(found)}</tr>'
+def _left(progress: Progress) -> str:
+    """Say how long the sweep will take, and the time of its jobs together."""
+    unit = "GPU hours" if progress.on_gpus else "hours of jobs"
+    spent, left = progress.spent / 3600, progress.left / 3600
+    if progress.unknown == progress.count(RUNNING, *WAITS) > 0:
+        return f"time left unknown until a job has recorded steps; {_hours(spent)} {unit} so far"
+    least = "at least" if progress.unknown else "about"
+    until = Markup("<b>{}</b> left").format(duration(progress.seconds))
+    return Markup("{} {}; {} {} so far, {} {} to come").format(
+        least, until, _hours(spent), unit, least, _hours(left)
+    )
 
 
-def _conditions(rows: Sequence[Row]) -> str:
+def _hours(hours: float) -> str:
+    return f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _state(run: Run) -> str:
+    if run.status == RunStatus.OK:
+        return "ok"
+    return "runs" if run.status == RUNNING else "waits" if run.status in WAITS else "bad"
+
+
+def _job(run: Run, rows: dict[int, int]) -> Job:
+    state = _state(run)
+    tip = f"job {run.job}: {_swept(run)}: {run.status}"
+    return Job(f"{run.job}{_SIGNS[state]}", state, tip, rows.get(id(run), -1))
+
+
+def _swept(run: Run) -> str:
+    return " ".join(run.swept) or run.model
+
+
+def _running(jobs: Sequence[JobProgress], rows: dict[int, int]) -> Table:
+    """Return a table of the jobs that run now."""
+    heads = [Head("job", number=True), Head("runs now"), Head("done", css="w")]
+    heads += [Head(name, number=True) for name in ("step", "loss, last 100", "time", "left")]
+    lines = []
+    for job in jobs:
+        metrics, share = job.run.metrics, job.share or 0.0
+        steps = f"{metrics.steps[-1]:,.0f}" if metrics and metrics.steps.size else NONE
+        losses = metrics.losses[-100:] if metrics and metrics.losses.size else None
+        bar = Markup('<progress value="{}" max="1">{}</progress> {}')
+        cells = (
+            str(job.run.job),
+            _swept(job.run),
+            bar.format(f"{share:.3f}", f"{share:.0%}", f"{share:.0%}"),
+            steps,
+            NONE if losses is None else LOSS.shown(float(losses.mean())),
+            duration(job.spent),
+            NONE if job.left is None else duration(job.left),
+        )
+        lines.append(Line(cells, rows.get(id(job.run), -1)))
+    return Table(heads, lines, "running")
+
+
+def _failures(report: Report) -> Block:
+    """Return what failed, why, and what to type; without parts if nothing failed."""
+    failed = [one for source in report.sources if (one := failures_of(source)) is not None]
+    return Block("Failures", [part for one in failed for part in _failures_of(one)])
+
+
+def _failures_of(failures: Failures) -> Iterator[Items | Command]:
+    items = []
+    for failure in failures.found:
+        names = [f"job {run.job}" if run.job is not None else run.name for run in failure.runs]
+        more = len(names) - _MOST_NAMED
+        named = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        count = f"{len(names)} {'run' if len(names) == 1 else 'runs'}"
+        items.append(Item(failure.words, lead=count, behind=named))
+    yield Items(items, "notes failures")
+    if failures.command:
+        yield Command(failures.when, failures.command, css="")
+
+
+def _tasks(report: Report, pictures: PagePictures) -> Block:
+    """Return what the cells can compute; without parts if no run learned a task."""
+    tasks, plots = report.tasks, pictures.tasks
+    if pictures.grid is None:
+        return Block(TITLE, [])
+    grid = svg(pictures.grid, f'style="width: {pictures.grid.width:g}px"')
+    parts = [*_list(tasks.verdicts(), "wins"), Text(METHOD, "caption")]
+    parts.append(Figure(Markup(grid), GRID, css="wide"))
+    tested = dict.fromkeys(cell.model for cell in tasks.cells if cell.lengths)
+    if plots:
+        repeated = "; dashes tell models of one colour apart" if len(tested) > COLOURS else ""
+        caption = (
+            f"One colour for each model, the same on the whole page{repeated}. Point at a model "
+            "to see it alone, click to keep it."
+        )
+        rows = {
+            model: [cell.number for cell in tasks.cells if cell.model == model] for model in tested
+        }
+        legend = [Entry(rows[model], style_of_model(tasks, model), model) for model in tested]
+        parts += [Text(caption, "caption"), Legend(legend), *_figures(plots)]
+    return Block(TITLE, parts)
+
+
+def _table(report: Report) -> Block:
+    heads = [
+        Head(one.head, one.numeric, one.definition, _CELLS.get(one.head, ""))
+        for one in report.columns
+    ]
+    lines = []
+    for number, cells in enumerate(report.cells):
+        row = report.rows[number] if number < len(report.rows) else None
+        if row is None:
+            lines.append(Line(cells, css="only"))
+        else:
+            lines.append(Line(cells, number, "" if row.counted else "failed", row.style))
+    shown = Table(heads, lines, "sorted", tall=len(lines) > _MANY_ROWS)
+    return Block("Table", [shown, *_conditions(report.rows)])
+
+
+def _conditions(rows: Sequence[Row]) -> list[Fold]:
     """Return the conditions that must agree, with their values by set."""
     by_set: dict[int, dict[str, str]] = {}
-    files: dict[int, dict[str, None]] = {}
+    names: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.set is not None:
             by_set.setdefault(row.set, row.conditions)
-            files.setdefault(row.set, {})[data_names(row.counted[0])] = None
-    for number, found in by_set.items():
-        found["files of the data"] = " or ".join(files[number])
-    if not by_set:
-        return ""
-    names = next(iter(by_set.values()))
+            names.setdefault(row.set, {})[data_names(row.counted[0])] = None
+    for number, conditions in by_set.items():
+        conditions["files of the data"] = " or ".join(names[number])
     pairs = []
-    for name in names:
-        values = {number: found[name] for number, found in by_set.items()}
-        same = len(set(values.values())) == 1
-        text = (
-            next(iter(values.values()))
-            if same
-            else "; ".join(f"{value} (set {number})" for number, value in values.items())
-        )
+    for name in next(iter(by_set.values()), {}):
+        values = {number: conditions[name] for number, conditions in by_set.items()}
+        text = "; ".join(f"{value} (set {number})" for number, value in values.items())
+        if len(set(values.values())) == 1:
+            text = next(iter(values.values()))
         pairs.append((name, text))
-    return f"<details><summary>Conditions of the runs</summary>{_pairs(pairs)}</details>"
+    return [Fold("Conditions of the runs", [Pairs(pairs)])] if pairs else []
 
 
-def _legend(report: Report) -> str:
-    entries = [
-        _entry([number], row.style, escape(row.label) + _mark(row))
+def _plots(report: Report, plots: Sequence[Plot]) -> Block:
+    if not plots:
+        return Block("Plots", [])
+    several = len(report.tasks.names) > 1
+    colours = "One colour for each row"
+    if several:
+        colours = "One colour for each model, with other dashes for each task"
+    caption = (
+        f"{colours}: the mean of its seeds with a band from the lowest to the highest, or one run. "
+        "A cross ends a run that did not end well; a dashed square marks what is marked in the "
+        "table. Point at a row to see it alone, click to keep it. Point into a plot for its "
+        "values, or select it and use the arrow keys."
+    )
+    legend = [
+        Entry([number], row.style, row.label, ", ".join(row.marks))
         for number, row in enumerate(report.rows)
         if any(run.metrics is not None for run in row.runs)
     ]
-    several = len(report.tasks.names) > 1
-    one = "One colour for each model, with other dashes for each task" if several else _ONE_COLOUR
-    words_of_it = (
-        f'<p class="caption">{one}: the mean of its seeds with a band from the '
-        "lowest to the highest, or one run. A cross ends a run that did not end well; a dashed "
-        "square marks what is marked in the table. Point at a row to see it alone, click to keep "
-        "it. Point into a plot for its values, or select it and use the arrow keys.</p>"
-    )
-    return f'{words_of_it}<ul class="legend">{"".join(entries)}</ul>'
+    return Block("Plots", [Text(caption, "caption"), Legend(legend), *_figures(plots)])
 
 
-def _entry(rows: Sequence[int], style: int, name: str) -> str:
-    """Return an entry of a legend: a button that shows the curves of some rows alone."""
-    return (
-        f'<li><button type="button" data-row="{" ".join(map(str, rows))}" aria-pressed="false">'
-        f"{sample(style)}{name}</button></li>"
-    )
+def _figures(plots: Sequence[Plot]) -> list[Figures]:
+    figures = [Figure(Markup(one.svg), one.caption, one.title, one.numbers) for one in plots]
+    return [Figures(figures)] if figures else []
 
 
-def _lengths(report: Report, plots: Sequence[Plot]) -> str:
-    """Return the plots of accuracy by length below the legend that they share."""
-    if not plots:
-        return ""
-    models = legend_of_models(report.tasks)
-    entries = "".join(_entry(rows, style, escape(model)) for model, (style, rows) in models.items())
-    repeated = "; dashes tell models of one colour apart" if len(models) > COLOURS else ""
-    words_of_it = (
-        f'<p class="caption">One colour for each model, the same on the whole page{repeated}. '
-        "Point at a model to see it alone, click to keep it.</p>"
-    )
-    return f'{words_of_it}<ul class="legend">{entries}</ul>{_plots(plots)}'
-
-
-def _mark(row: Row) -> str:
-    return f' <span class="marked">{escape(", ".join(row.marks))}</span>' if row.marks else ""
-
-
-def _plots(plots: Sequence[Plot]) -> str:
-    return f'<div class="plots">{"".join(map(_figure, plots))}</div>'
-
-
-def _figure(plot: Plot) -> str:
-    numbers = ""
-    if plot.lines:
-        table = _plain(plot.heads, plot.lines)
-        numbers = f"<details><summary>In numbers</summary>{table}</details>"
-    return (
-        f'<figure><h3>{escape(plot.title)}</h3><div class="scroll">{plot.svg}</div>'
-        f"<figcaption>{escape(plot.caption)}</figcaption>{numbers}</figure>"
-    )
-
-
-def _runs(report: Report) -> str:
-    lines = []
-    for number, row in enumerate(report.rows):
-        for run in row.runs:
-            cells = _run_cells(row, run)
-            texts = [
-                f'<td class="{_kind(at > _RUN_TEXTS)}">{escape(cell)}</td>'
-                for at, cell in enumerate(cells)
-            ]
-            kind = "" if run.counts else "failed"
-            lines.append(f'<tr class="{kind}" data-row="{number}">{"".join(texts)}</tr>')
-    heads = "".join(
-        f'<th scope="col" class="{_kind(at > _RUN_TEXTS)}">{escape(head)}</th>'
-        for at, head in enumerate(_RUN_HEADS)
-    )
-    table = f'<div class="scroll">{_sorted_table(heads, lines)}</div>'
+def _runs(report: Report) -> Block:
+    heads = [Head(name, number=at >= _RUN_TEXTS) for at, name in enumerate(_RUN_HEADS)]
+    lines = [
+        Line(_run_cells(row, run), number, "" if run.counts else "failed")
+        for number, row in enumerate(report.rows)
+        for run in row.runs
+    ]
+    shown = Table(heads, lines, "sorted")
     if len(lines) <= _MANY_RUNS:
-        return table
-    return f"<details><summary>All {len(lines)} runs</summary>{table}</details>"
-
-
-def _other_problems(report: Report) -> list[str]:
-    """Return the problems that are not how a run ended: those stand among the failures."""
-    ends = {line for run in report.runs if run.status != RunStatus.OK for line in run_notes([run])}
-    problems = [problem for run in report.runs for problem in run_notes([run])]
-    told = [line for line in report.problems if line not in ends]
-    return told if problems else report.problems
-
-
-def _sorted_table(heads: str, lines: Sequence[str]) -> str:
-    """Return a table that its headings sort, if the page may run its script."""
-    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<table class="sorted">{body}</table>'
+        return Block("Runs", [shown])
+    return Block("Runs", [Fold(f"All {len(lines)} runs", [shown])])
 
 
 def _run_cells(row: Row, run: Run) -> list[str]:
     result = run.result
     params = result.params if result else None
-    numbers = [m.shown(m.of(result) if result else None) for m in _RUN_MEASURES]
     return [
         row.label,
         run.name,
@@ -276,86 +380,41 @@ def _run_cells(row: Row, run: Run) -> list[str]:
         run.status if run.counts else ending(run),
         ", ".join((*run_marks(run), *row.unequal_mark)) or NONE,
         NONE if params is None else f"{params:,}",
-        *numbers,
+        *(one.shown(one.of(result) if result else None) for one in _RUN_MEASURES),
     ]
 
 
-def _published(report: Report) -> str:
-    records = report.published.records
-    if not records:
-        return ""
-    lines = []
-    for record in records:
-        figures = record.figures
-        lines.append(
-            (
-                figures.model,
-                published_words(record),
-                NONE if figures.params is None else f"{figures.params:,}",
-                NONE if figures.tok_s is None else f"{figures.tok_s:,.0f}",
-                NONE if figures.steps is None else f"{figures.steps:,}",
-                record.of.definition or NONE,
-                record.of.setting,
-                record.caveats,
-                record.of.citation,
-            )
-        )
-    heads = ("model", "published", "params", "tok/s", "steps", "definition of the loss")
-    table = _plain((*heads, "setting", "caveat", "source"), lines)
-    return _section("Published figures", f"<p>{escape(WARNING)}</p>{table}")
+def _other_problems(report: Report) -> list[str]:
+    """Return the problems that are not how a run ended: those stand among the failures."""
+    ends = {line for run in report.runs if run.status != RunStatus.OK for line in run_notes([run])}
+    if not any(run_notes([run]) for run in report.runs):
+        return report.problems
+    return [line for line in report.problems if line not in ends]
 
 
-def _published_accuracies(report: Report) -> str:
+def _published_accuracies(report: Report) -> Block:
     if not report.tasks.cells:
-        return ""
-    heads, lines = report.tasks.beside_published(report.published.records)
-    return _section(PUBLISHED, _plain(heads, lines)) if lines else ""
+        return Block(PUBLISHED, [])
+    shown = report.tasks.beside_published(report.published.records)
+    return Block(PUBLISHED, [shown] if shown.lines else [])
 
 
-def _definitions(report: Report) -> str:
-    return _pairs([(column.head, column.definition) for column in report.columns])
-
-
-def _plain(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
-    )
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    inside = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)
-    return f"<dl>{inside}</dl>"
-
-
-def _list(lines: Sequence[str], css: str) -> str:
-    if not lines:
-        return ""
-    return f'<ul class="{css}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
-
-
-def _section(title: str, inside: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{inside}</section>" if inside else ""
-
-
-def _head_kind(column: Column) -> str:
-    return "k" if column.head == "model" else _kind(column.numeric)
-
-
-def _kind(numeric: bool) -> str:
-    return "n" if numeric else "t"
-
-
-def _styles() -> str:
-    """Return the page's CSS with the colours and pens of its pictures."""
-    light, dark = variables(LIGHT), variables(DARK)
-    return (
-        f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) "
-        f"{{ :root {{ {dark} }} }}\n{rules()}\n{_asset('page.css')}"
-    )
-
-
-def _asset(name: str) -> str:
-    return files(__package__ or "").joinpath(name).read_text(encoding="utf-8")
+def _published(report: Report) -> Block:
+    records = report.published.records
+    heads = ("model", "published", "params", "tok/s", "steps", "definition of the loss")
+    lines = [
+        (
+            record.figures.model,
+            published_words(record),
+            NONE if record.figures.params is None else f"{record.figures.params:,}",
+            NONE if record.figures.tok_s is None else f"{record.figures.tok_s:,.0f}",
+            NONE if record.figures.steps is None else f"{record.figures.steps:,}",
+            record.of.definition or NONE,
+            record.of.setting,
+            record.caveats,
+            record.of.citation,
+        )
+        for record in records
+    ]
+    shown = table((*heads, "setting", "caveat", "source"), lines)
+    return Block("Published figures", [Text(WARNING), shown] if records else [])

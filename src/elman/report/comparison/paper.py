@@ -7,12 +7,11 @@ from pathlib import Path
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.whole_file import put_bytes
-from elman.report.comparison.content import Report
-from elman.report.comparison.draw import draw, draw_tasks, with_legend
-from elman.report.comparison.figures import figures_of
+from elman.report.comparison.blocks import Head, Latex, Line, Table, latex_table
+from elman.report.comparison.escape import latex
 from elman.report.comparison.ink import CREATOR, figure_bytes
-from elman.report.comparison.latex import NEEDS, figure, latex, table
-from elman.report.comparison.pictures import Lines
+from elman.report.comparison.plots import GRID, page_pictures
+from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
     COLUMNS,
     LOSS,
@@ -23,9 +22,10 @@ from elman.report.comparison.rows import (
     Measure,
     Row,
 )
-from elman.report.comparison.tasks import METHOD
-from elman.report.comparison.tasks_page import GRID, TITLE
+from elman.report.comparison.tasks import METHOD, TITLE
 
+NEEDS = (r"\usepackage[T1]{fontenc}", r"\usepackage{array,graphicx,longtable}")
+"""What the preamble of a document must have that holds such tables and figures."""
 FOLDER, TABLE, DOCUMENT = "paper", "table.tex", "figures.tex"
 _MARK = f"% written by {CREATOR}\n"
 _MEASURES = (("loss", LOSS), ("val bpb", VAL_BPB), ("tok/s", TOK_S), (MEMORY_UNIT.name, MEMORY))
@@ -40,20 +40,17 @@ Files = dict[str, bytes]
 def paper_files(report: Report) -> Files:
     """Return the files of a report's paper: its figures, its table, and a document of all."""
     files = {TABLE: table_text(report).encode()}
-    captions: dict[str, str] = {}
-    if report.tasks.cells:
-        captions["tasks"] = f"{TITLE}. {GRID} {METHOD}"
-        drawn = {"tasks": figure_bytes(draw_tasks(report.tasks))}
-    else:
-        drawn = {}
-    for plot in figures_of(report).all:
+    pictures, captions = page_pictures(report), {}
+    drawings = []
+    if pictures.grid is not None:
+        captions[pictures.grid.name] = f"{TITLE}. {GRID} {METHOD}"
+        drawings.append(pictures.grid)
+    for plot in pictures.all:
         captions[plot.picture.name] = f"{plot.title}. {plot.caption}"
-        drawing = draw(plot.picture)
-        if isinstance(plot.picture, Lines):
-            drawing = with_legend(drawing, plot.picture)
-        drawn[plot.picture.name] = figure_bytes(drawing)
-    for name, kinds in drawn.items():
-        files |= {f"{name}.{kind}": content for kind, content in kinds.items()}
+        drawings.append(plot.figure)
+    for drawing in drawings:
+        for kind, content in figure_bytes(drawing).items():
+            files[f"{drawing.name}.{kind}"] = content
     files[DOCUMENT] = document_text(captions).encode()
     return files
 
@@ -97,7 +94,6 @@ def _is_ours(path: Path) -> bool:
 
 def table_text(report: Report) -> str:
     """Return the table as LaTeX: means with standard deviations over n seeds, and their meaning."""
-    heads = ("model", "params", "n", *(head for head, _ in _MEASURES), "status")
     told = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
     told |= {head: measure.definition for head, measure in _MEASURES}
     meanings = " ".join(f"{head}: {text}." for head, text in told.items())
@@ -107,19 +103,19 @@ def table_text(report: Report) -> str:
         "Means over n seeds, each with the standard deviation of the sample (n - 1 in the "
         f"denominator); without one where n is 1. {meanings} {notes}"
     )
-    kinds = f"tnn{'n' * len(_MEASURES)}t"
-    lines = [_cells(row) for row in report.rows]
+    numbers = ("params", "n", *(head for head, _ in _MEASURES))
+    heads = [Head("model"), *(Head(name, number=True) for name in numbers), Head("status")]
+    lines = [Line(_cells(row)) for row in report.rows]
     needs = "".join(f"%   {line}\n" for line in NEEDS)
-    return f"{_MARK}% The preamble needs:\n{needs}" + table(
-        heads, kinds, lines, caption.strip(), "tab:runs"
-    )
+    shown = latex_table(Table(heads, lines), caption.strip(), "tab:runs")
+    return f"{_MARK}% The preamble needs:\n{needs}{shown}"
 
 
 def _cells(row: Row) -> list[str]:
     params = row.first(lambda result: result.params)
     count = f"{params:,}" if isinstance(params, int) else NONE
     numbers = [_number(row, measure) for _, measure in _MEASURES]
-    return [latex(row.label), count, str(len(row.counted)), *numbers, latex(row.status)]
+    return [row.label, count, str(len(row.counted)), *numbers, row.status]
 
 
 def _number(row: Row, measure: Measure) -> str:
@@ -128,7 +124,7 @@ def _number(row: Row, measure: Measure) -> str:
         return NONE
     if found.sd is None:
         return measure.shown(found.mean)
-    return f"${_digits(measure, found.mean)} \\pm {_digits(measure, found.sd)}$"
+    return Latex(f"${_digits(measure, found.mean)} \\pm {_digits(measure, found.sd)}$")
 
 
 def _digits(measure: Measure, value: float) -> str:
@@ -139,11 +135,19 @@ def document_text(captions: dict[str, str]) -> str:
     """Return a document that shows the table and every figure, given their captions by name."""
     parts = []
     for at, (name, caption) in enumerate(captions.items(), 1):
-        parts.append(figure(name, caption))
+        parts.append(_figure(name, caption))
         if at % _FIGURES_AT_A_TIME == 0:
             parts.append("\\clearpage\n")
     needs = "\n".join(NEEDS)
     return (
         f"{_MARK}\\documentclass{{article}}\n{needs}\n\\usepackage[margin=2cm]{{geometry}}\n"
         f"\\begin{{document}}\n\\input{{{TABLE}}}\n{''.join(parts)}\\end{{document}}\n"
+    )
+
+
+def _figure(name: str, caption: str) -> str:
+    """Return a figure, given the name of its PDF file and its caption as plain text."""
+    return (
+        f"\\begin{{figure}}\n\\centering\n\\includegraphics[width=0.7\\linewidth]{{{name}.pdf}}\n"
+        f"\\caption{{{latex(caption)}}}\\label{{fig:{name}}}\n\\end{{figure}}\n"
     )

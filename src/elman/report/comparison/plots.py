@@ -1,11 +1,15 @@
-"""The plots of the page, each with its definition and its numbers as a table."""
+"""Which plots a report has, each with its definition and its numbers as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
+import numpy as np
+
+from elman.report.comparison.blocks import Table, table
+from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,
@@ -18,9 +22,10 @@ from elman.report.comparison.curves import (
     stretches,
 )
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height
-from elman.report.comparison.draw import draw
-from elman.report.comparison.ink import svg
+from elman.report.comparison.draw import draw, draw_tasks, with_legend
+from elman.report.comparison.ink import Drawing, svg
 from elman.report.comparison.pictures import (
+    Axis,
     HeatMap,
     Lines,
     OverNames,
@@ -32,14 +37,27 @@ from elman.report.comparison.pictures import (
     axis,
     swept_plots,
 )
+from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
 from elman.report.comparison.statistics import Spread
+from elman.report.comparison.tasks import Tasks, style_of_model
 
 # The start of training lies far above the rest and would flatten it. So the axis ends at the height
 # of the curves after this share of their run.
 _START = 0.2
 _MOST_LINES = 60
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+
+GRID = (
+    "One cell for each model and task, one dot for each seed: its accuracy at the trained length, "
+    "from 0 on the left to 1 on the right; the stroke is chance, the best blind guess."
+)
+"""What the grid of tasks shows."""
+_CURVE = (
+    "Share of right answers on rows of each tested length, by the weights at the end of training. "
+    "The dashed line is chance: the best blind guess on rows of that length."
+)
+_RIGHT = Axis("share of right answers", 0.0, 1.04)
 
 
 @dataclass(frozen=True)
@@ -49,14 +67,12 @@ class Plot:
     Args:
         picture: What it shows.
         caption: What the plot shows, and how.
-        heads: Headings of the table that shows the same in numbers.
-        lines: Its lines.
+        numbers: The same as a table; None if it would be too long.
     """
 
     picture: Picture
     caption: str
-    heads: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
+    numbers: Table | None
 
     @property
     def title(self) -> str:
@@ -70,8 +86,14 @@ class Plot:
 
     @property
     def svg(self) -> str:
-        """The picture as SVG."""
+        """The picture as SVG for the page."""
         return svg(draw(self.picture))
+
+    @property
+    def figure(self) -> Drawing:
+        """The picture for a paper: curves have their names below."""
+        drawing = draw(self.picture)
+        return with_legend(drawing, self.picture) if isinstance(self.picture, Lines) else drawing
 
 
 def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
@@ -117,7 +139,7 @@ def _swept(plot: SweptPlot, height: Height) -> Plot:
         if len(plot.picture.dots) <= _MOST_LINES
     )
     heads = ("row", height.name, "lowest seed", "highest seed", "n", "status")
-    return Plot(plot.picture, plot.caption, heads, lines)
+    return Plot(plot.picture, plot.caption, table(heads, lines) if lines else None)
 
 
 def _loss_plot(
@@ -141,7 +163,7 @@ def _loss_plot(
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
     picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
-    return Plot(picture, caption, *_at_equal(rows, name, curves, shown))
+    return Plot(picture, caption, _at_equal(rows, name, curves, shown))
 
 
 def _thin(curves: Sequence[Curve]) -> list[Curve]:
@@ -165,12 +187,12 @@ def _validation_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off."
     heads = ("val bpb", "of the table", "lowest, mean over seeds", "validations")
-    return Plot(picture, caption, heads, tuple(lines))
+    return Plot(picture, caption, table(heads, lines))
 
 
 def _at_equal(
     rows: Sequence[Row], name: str, curves: Sequence[Curve], shown: Callable[[float], str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+) -> Table:
     """Return the loss of each row at equal effort, up to the end of the shortest run that is ok."""
     good = [curve for curve in curves if curve.ok]
     shortest = min((float(curve.x[-1]) for curve in good), default=0.0)
@@ -180,7 +202,7 @@ def _at_equal(
         own = [curve for curve in good if curve.row == number]
         values = [LOSS.shown(fmean(c.at(mark) for c in own)) if own else NONE for mark in marks]
         lines.append((row.label, *values))
-    return (f"loss at equal {name}", *(f"{shown(mark)} {name}" for mark in marks)), tuple(lines)
+    return table([f"loss at equal {name}", *(f"{shown(mark)} {name}" for mark in marks)], lines)
 
 
 def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
@@ -196,7 +218,7 @@ def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
     heads = ("tok/s", "of the table", "lowest point", "highest point")
     picture = Lines("throughput", title, _thin(drawn), x, y)
     told = f"{RATE_SMOOTHING} {BANDS}" if any(c.band for c in drawn) else RATE_SMOOTHING
-    return Plot(picture, f"{told} {THINNING}", heads, tuple(lines))
+    return Plot(picture, f"{told} {THINNING}", table(heads, lines))
 
 
 def _point(number: int, row: Row, height: Height) -> Point | None:
@@ -244,7 +266,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point], height: Height) -> Plo
     )
     heads = ("row", "tok/s", height.name, "on the front")
     picture = Scatter("pareto", title, points, fronts, x, y, height.name)
-    return Plot(picture, caption, heads, lines)
+    return Plot(picture, caption, table(heads, lines))
 
 
 def _on_front(
@@ -266,3 +288,70 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
         if not front or point.y < front[-1].y:
             front.append(point)
     return front[::-1]
+
+
+def length_plots(tasks: Tasks) -> list[Plot]:
+    """Return a plot of accuracy by length for each task that was tested."""
+    return [_length_plot(tasks, task) for task in tasks.names if _length_curves(tasks, task)]
+
+
+def _length_plot(tasks: Tasks, task: str) -> Plot:
+    curves = _length_curves(tasks, task)
+    drawn = over_seeds(curves)
+    x = axis("positions of a row", [float(c.x[-1]) for c in curves], from_zero=True)
+    title, floor = f"Accuracy by length: {task}", tuple(sorted(tasks.chances(task).items()))
+    picture = Lines(f"task-{_task_name(task)}", title, drawn, x, _RIGHT, dotted=True, floor=floor)
+    caption = _CURVE + (f" {BANDS}" if any(curve.band for curve in drawn) else "")
+    return Plot(picture, caption, tasks.by_length(task))
+
+
+def _length_curves(tasks: Tasks, task: str) -> list[Curve]:
+    found = []
+    for cell in (cell for cell in tasks.cells if cell.task == task):
+        for run, accuracies in zip(cell.row.counted, cell.by_length, strict=True):
+            if accuracies:
+                lengths = sorted(accuracies)
+                x = np.array(lengths, dtype=np.float64)
+                y = np.array([accuracies[length] for length in lengths])
+                name = cell.model + (f", seed {run.seed}" if len(cell.row.runs) > 1 else "")
+                curve = Curve(cell.number, name, True, x, y, run_marks(run), counts=True)
+                found.append(replace(curve, style=style_of_model(tasks, cell.model)))
+    return found
+
+
+def _task_name(task: str) -> str:
+    """Return a task's name as part of an SVG's id."""
+    return "".join(sign if sign.isalnum() else "-" for sign in task)
+
+
+@dataclass(frozen=True)
+class PagePictures:
+    """The plots of a report.
+
+    Args:
+        grid: The grid of models and tasks; None if no run learned a task.
+        swept: What was swept.
+        tasks: Accuracy by length of each task.
+        curves: Everything else.
+    """
+
+    grid: Drawing | None
+    swept: tuple[Plot, ...]
+    tasks: tuple[Plot, ...]
+    curves: tuple[Plot, ...]
+
+    @property
+    def all(self) -> tuple[Plot, ...]:
+        """Every plot, in the order of the page."""
+        return (*self.tasks, *self.swept, *self.curves)
+
+
+def page_pictures(report: Report) -> PagePictures:
+    """Return the plots of a report: of its page, and of its paper."""
+    plots = make_plots(report.rows, report.height)
+    # A loss of one task says nothing beside that of another.
+    several = len(report.tasks.names) > 1
+    swept = tuple(plot for plot in plots if plot.shows_keys and not several)
+    curves = tuple(plot for plot in plots if not plot.shows_keys)
+    grid = draw_tasks(report.tasks) if report.tasks.cells else None
+    return PagePictures(grid, swept, tuple(length_plots(report.tasks)), curves)

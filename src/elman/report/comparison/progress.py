@@ -10,11 +10,10 @@ from typing import Any
 
 from elman.base.exit_status import RunStatus
 from elman.report.comparison.curves import grad_accum
-from elman.report.comparison.runs import Run, Source
-from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
+from elman.report.comparison.runs import WAITS, Run, Source
+from elman.runs.state import RUNNING
 from elman.sections.budget import BUDGETS, Effort, limits, used_share
 
-WAITS = (NOT_STARTED, UNFINISHED)
 ESTIMATE = (
     "Time left: a running job needs what is left of train.minutes, or of another budget at its own "
     "speed; a waiting job takes train.minutes, or as long as the median job of its model that "

@@ -31,6 +31,8 @@ from elman.runs.folder import lock_holder
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 
 DAMAGED = "damaged"
+WAITS = (NOT_STARTED, UNFINISHED)
+"""The states of a job of a running sweep that is to come."""
 _CHANGED = "changed after the run wrote it (it has another sha256)"
 CHANGED_RESULT = (
     f"{_CHANGED}, so the run does not count; put the file back, or remove its digests to use it as "

@@ -11,6 +11,7 @@ from typing import Any
 from elman.base.errors import UserError
 from elman.data.tasks.blind import chance
 from elman.published import PublishedResult
+from elman.report.comparison.blocks import Head, Line, Table, table
 from elman.report.comparison.palette import COLOURS, DASHES
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import task_of
@@ -19,6 +20,7 @@ from elman.sections.tasks import TASKS
 SOLVED_ABOVE, CHANCE_WITHIN = 0.99, 0.05
 SOLVED, NOT_SOLVED, AT_CHANCE, NO_RESULT = "solved", "not solved", "at chance", "no result"
 CHANCE = "chance (the best blind guess)"
+TITLE, PUBLISHED = "What each can compute", "Published accuracies beside ours"
 METHOD = (
     f"Solved: every seed answers more than {SOLVED_ABOVE:.0%} right at the trained length. At "
     f"chance: no seed is more than {CHANCE_WITHIN:g} above the best blind guess on rows of that "
@@ -129,16 +131,16 @@ class Tasks:
                 parts.append(f"{verdict}: {_named(cells, numbers=verdict != NO_RESULT)}")
         return f"{model}: {'; '.join(parts)}"
 
-    def grid(self) -> tuple[list[str], list[list[str]]]:
-        """Return headings and lines of the grid in words."""
+    def grid(self) -> Table:
+        """Return the grid in words."""
         lines = []
         for model in self.models:
             cells = [self.of(model, task) for task in self.names]
             lines.append([model, *("-" if cell is None else cell.told for cell in cells)])
-        return ["model", *self.names], lines
+        return table(["model", *self.names], lines)
 
-    def by_length(self, task: str) -> tuple[list[str], list[list[str]]]:
-        """Return headings and lines of one task's mean accuracies by length."""
+    def by_length(self, task: str) -> Table:
+        """Return one task's mean accuracies by length."""
         own = [cell for cell in self.cells if cell.task == task]
         lengths = sorted({length for cell in own for length in cell.lengths})
         lines = []
@@ -147,17 +149,16 @@ class Tasks:
             lines.append([cell.model, *("-" if m is None else f"{m:.3f}" for m in means)])
         chances = self.chances(task)
         lines.append([CHANCE, *(f"{chances[length]:.3f}" for length in lengths)])
-        return [task, *(f"{n:,}" for n in lengths)], lines
+        heads = [Head(task), *(Head(f"{n:,}", number=True) for n in lengths)]
+        return Table(heads, [Line(line) for line in lines])
 
     def chances(self, task: str) -> dict[int, float]:
         """Return the accuracy of the best blind guess at each length at which a task was tested."""
         own = [cell for cell in self.cells if cell.task == task]
         return {length: cell.chances[length] for cell in own for length in cell.lengths}
 
-    def beside_published(
-        self, records: Sequence[PublishedResult]
-    ) -> tuple[list[str], list[list[str]]]:
-        """Return headings and lines that put published accuracies beside ours."""
+    def beside_published(self, records: Sequence[PublishedResult]) -> Table:
+        """Return a table that puts published accuracies beside ours."""
         lines = []
         for record in records:
             figures = record.figures
@@ -171,7 +172,18 @@ class Tasks:
             place = f"{figures.task} at {figures.length:,}"
             said = (figures.model, place, ours, f"{figures.accuracy:.3f}", record.caveats)
             lines.append(list(said))
-        return ["model", "task", "ours", "published", "what differs"], lines
+        return table(["model", "task", "ours", "published", "what differs"], lines)
+
+    def in_words(self, records: Sequence[PublishedResult]) -> list[str | Table]:
+        """Return all of it as paragraphs and tables; empty if no run learned a task."""
+        if not self.cells:
+            return []
+        parts: list[str | Table] = [f"{TITLE}:", *self.verdicts(), METHOD, self.grid()]
+        parts += [self.by_length(task) for task in self.names]
+        beside = self.beside_published(records)
+        if beside.lines:
+            parts += [f"{PUBLISHED}:", beside]
+        return parts
 
 
 def _named(cells: Sequence[TaskCell], *, numbers: bool = False) -> str:

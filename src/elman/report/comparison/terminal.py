@@ -1,17 +1,23 @@
-"""The report in a terminal."""
+"""The report in a terminal, and at the end of a sweep of training runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from elman.base import consoles
-from elman.base.tables import Heading, TerminalTable, names, numbers
+from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
-from elman.report.comparison.content import Report
+from elman.config.run_config import RunConfig
+from elman.report.comparison.blocks import Head, Line, Table, terminal_table
 from elman.report.comparison.escape import one_line
+from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.wins_text import print_wins
+from elman.report.comparison.write import write_report
+from elman.report.tables.sweep import notes, print_sweep
+from elman.sweeps.row import SweepRow
 
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
@@ -23,25 +29,31 @@ _SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s")
 
 def print_report(console: Console, report: Report) -> None:
     """Print the table, with as many columns as fit, and the notes that a reader needs."""
-    _table(report).print(console)
+    heads = [Head(one.head, one.numeric) for one in report.columns]
+    table = Table(heads, [Line(cells) for cells in report.cells])
+    terminal_table(table, _spare(report)).print(console)
     for note in (*report.comparison, *report.problems):
         say(console, note)
     _print_tasks(console, report)
     print_wins(console, report.wins)
 
 
+def _spare(report: Report) -> tuple[str, ...]:
+    """Return the columns that may be left out: what does not decide goes before what does."""
+    losses = [("loss", "spread"), ("val bpb", "val spread")]
+    losses.sort(key=lambda pair: pair[0] == report.height.name)
+    (other, its_spread), (_, spread) = losses
+    return (*_SPARE, its_spread, spread, *_SPARE_LAST, other)
+
+
 def _print_tasks(console: Console, report: Report) -> None:
     """Print the verdicts on tasks, and the accuracies by length."""
-    tasks = report.tasks
-    for line in tasks.verdicts():
+    for line in report.tasks.verdicts():
         say(console, line)
-    for task in tasks.names:
-        heads, lines = tasks.by_length(task)
+    for task in report.tasks.names:
+        table = report.tasks.by_length(task)
         # The lengths between the shortest and the longest say the least.
-        table = TerminalTable([*names(heads[0]), *numbers(*heads[1:])], heads[2:-1])
-        for cells in lines:
-            table.add(*cells)
-        table.print(console)
+        terminal_table(table, table.names[2:-1]).print(console)
 
 
 def say_where(console: Console, page: Path) -> None:
@@ -54,13 +66,26 @@ def say(console: Console, line: str) -> None:
     consoles.say(console, one_line(line))
 
 
-def _table(report: Report) -> TerminalTable:
-    # What does not decide goes before what does.
-    losses = [("loss", "spread"), ("val bpb", "val spread")]
-    losses.sort(key=lambda pair: pair[0] == report.height.name)
-    (other, its_spread), (_, spread) = losses
-    spare = (*_SPARE, its_spread, spread, *_SPARE_LAST, other)
-    table = TerminalTable([Heading(one.head, one.numeric) for one in report.columns], spare)
-    for cells in report.cells:
-        table.add(*map(one_line, cells))
-    return table
+def print_training_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table of a sweep, write its report, and say where both are.
+
+    If the report cannot be written, on a full disk for instance, the sweep has not failed.
+    """
+    assert folder is not None, "training has run folders"
+    console = consoles.table_console()
+    try:
+        report = make_report([folder])
+    except UserError as error:
+        print_sweep(rows, configs, folder)
+        say(console, f"warning: no report: {error}")
+        return
+    print_report(console, report)
+    for note in notes(rows):
+        say(console, note)
+    say(console, f"sweep folder: {folder}")
+    try:
+        say_where(console, write_report(report, folder))
+    except UserError as error:
+        say(console, f"warning: {error}")

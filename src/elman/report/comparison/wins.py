@@ -38,7 +38,7 @@ Values = Mapping[int | None, float]
 
 
 @dataclass(frozen=True)
-class Line:
+class Comparison:
     """One number of one row against the reference.
 
     Args:
@@ -103,10 +103,10 @@ class Challenger:
     """
 
     row: Row
-    lines: tuple[Line, ...]
+    lines: tuple[Comparison, ...]
     to_decide: tuple[str, ...] = ()
 
-    def line(self, number: Compared, axis: Axis | None = None) -> Line:
+    def line(self, number: Compared, axis: Axis | None = None) -> Comparison:
         """Return the line of a number, at equal ``axis``."""
         return next(one for one in self.lines if (one.number, one.axis) == (number, axis))
 
@@ -134,11 +134,11 @@ class Group:
         """At equal what the rows are compared."""
         return self.by.axis
 
-    def decisive(self, one: Challenger) -> Line:
+    def decisive(self, one: Challenger) -> Comparison:
         """Return the line of a row that decides."""
         return one.line(self.by.number, self.by.axis)
 
-    def beside(self, one: Challenger) -> Line:
+    def beside(self, one: Challenger) -> Comparison:
         """Return the line that is named beside it: of the other loss."""
         return one.line(self.by.other, self.by.axis)
 
@@ -297,7 +297,7 @@ def _group(members: Sequence[Row], chosen: Row | None, by: Deciding) -> Group:
 _Readings = Mapping[int, tuple[Reading, Reading]]
 
 
-def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) -> list[Line]:
+def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) -> list[Comparison]:
     found = [
         _at_equal(
             number, axis, row, reference, {run: both[place] for run, both in readings.items()}
@@ -312,13 +312,13 @@ def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) 
 
 def _at_equal(
     number: Compared, axis: Axis, row: Row, reference: Row, readings: Mapping[int, Reading]
-) -> Line:
+) -> Comparison:
     """Compare a loss where the shortest run of the two rows ends."""
     runs = [*row.counted, *reference.counted]
     whole = [ends(run).get(axis) for run in runs]
     known = [effort for effort in whole if effort is not None]
     if len(known) < len(whole):
-        return Line(number, axis, why_not=f"not known: a run has no record of its {axis}")
+        return Comparison(number, axis, why_not=f"not known: a run has no record of its {axis}")
     effort = min(known)
     # No step is cut short, so runs of one budget end up to a step apart: whole runs are equal.
     equal = all(spent(run, axis) for run in runs)
@@ -332,11 +332,11 @@ def _at_equal(
     complete = [_complete(one) for one in values]
     if complete[0] is None or complete[1] is None:
         why = f"not recorded near {axis} {_shown(effort)} in every run"
-        return Line(number, axis, effort, why_not=why)
+        return Comparison(number, axis, effort, why_not=why)
     earlier = not equal and any(goes_on(run, axis, effort) for run in runs)
     found = difference(complete[0], complete[1])
     marks = _marks(row, reference) if axis == "minutes" else ()
-    return Line(number, axis, effort, found, earlier=earlier, marks=marks)
+    return Comparison(number, axis, effort, found, earlier=earlier, marks=marks)
 
 
 def _complete(values: Mapping[int | None, float | None]) -> Values | None:
@@ -346,7 +346,7 @@ def _complete(values: Mapping[int | None, float | None]) -> Values | None:
 
 def _of_whole_runs(
     number: Compared, of: Callable[[RunResult], float | None], row: Row, reference: Row
-) -> Line:
+) -> Comparison:
     """Compare a positive number of whole runs by its ratio."""
     logs = [
         {run.seed: _log(of(run.result)) for run in one.counted if run.result is not None}
@@ -354,9 +354,9 @@ def _of_whole_runs(
     ]
     first, second = (_complete(one) for one in logs)
     if not first or not second:
-        return Line(number, why_not="not recorded in every run")
+        return Comparison(number, why_not="not recorded in every run")
     marks = _marks(row, reference) if number is SPEED else ()
-    return Line(number, found=difference(first, second), marks=marks)
+    return Comparison(number, found=difference(first, second), marks=marks)
 
 
 def _marks(row: Row, reference: Row) -> tuple[str, ...]:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from elman.base.consoles import say
-from elman.base.tables import TerminalTable, names, numbers
+from elman.base.tables import TerminalTable
+from elman.report.comparison.blocks import (
+    Command,
+    Fold,
+    Head,
+    Item,
+    Items,
+    Line,
+    Table,
+    Text,
+    Title,
+    terminal_table,
+)
 from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
 from elman.report.comparison.escape import one_line
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
-from elman.report.comparison.wins import Challenger, Group, Line, Wins
+from elman.report.comparison.wins import Challenger, Comparison, Group, Wins
 
 NONE = "-"
 TITLE = "Who wins"
@@ -76,21 +87,13 @@ MOST_LISTED = 40
 _MOST_IN_TERMINAL, _MOST_COMMANDS = 20, 5
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command that a reader may copy, with what it is for."""
-
-    purpose: str
-    text: str
-
-
 def heading(group: Group) -> str:
     """Return what the rows of a group are compared with."""
     why = "report.against" if group.chosen else f"the lowest {group.by.number.name}"
     return f"against {group.reference.label} ({why}, n={len(group.reference.counted)})"
 
 
-def verdict(line: Line) -> str:
+def verdict(line: Comparison) -> str:
     """Return what follows from one line."""
     found = line.found
     if found is None:
@@ -107,7 +110,7 @@ def verdict(line: Line) -> str:
     return _undecided(line) + told
 
 
-def _undecided(line: Line) -> str:
+def _undecided(line: Comparison) -> str:
     found = line.found
     assert found is not None
     counts = str(found.n[0]) if found.n[0] == found.n[1] else f"{found.n[0]} and {found.n[1]}"
@@ -122,7 +125,7 @@ def _undecided(line: Line) -> str:
     return f"not distinguishable with {counts} seeds{many}; {decide}"
 
 
-def shown(line: Line) -> str:
+def shown(line: Comparison) -> str:
     """Return a difference or ratio as text."""
     if line.value is None:
         return NONE
@@ -131,26 +134,26 @@ def shown(line: Line) -> str:
     return f"{line.value:{line.number.form}}{times}{star}"
 
 
-def _interval(line: Line) -> str:
+def _interval(line: Comparison) -> str:
     if line.interval is None:
         return NONE
     low, high = (format(end, line.number.form) for end in line.interval)
     return f"{low} to {high}"
 
 
-def _both(line: Line) -> str:
+def _both(line: Comparison) -> str:
     """Return a difference with its interval."""
     return shown(line) if line.interval is None else f"{shown(line)} ({_interval(line)})"
 
 
-def _at(line: Line) -> str:
+def _at(line: Comparison) -> str:
     if line.axis is None or line.effort is None:
         return NONE if line.axis is None else line.axis
     form = {"minutes": ",.3f", "FLOPs": ".4g"}.get(line.axis, ",.0f")
     return f"{line.axis}: {line.effort:{form}}"
 
 
-def cells(group: Group, challenger: Challenger, line: Line) -> list[str]:
+def cells(group: Group, challenger: Challenger, line: Comparison) -> list[str]:
     """Return one line as text, under ``HEADS``."""
     found = line.found
     noisy = found is not None and found.noise
@@ -176,7 +179,7 @@ def difference_lines(wins: Wins) -> Iterator[dict[str, Any]]:
                 yield _csv_line(group, one.row, line) | {"decides": line is group.decisive(one)}
 
 
-def _csv_line(group: Group, row: Row, line: Line) -> dict[str, Any]:
+def _csv_line(group: Group, row: Row, line: Comparison) -> dict[str, Any]:
     found, kind = line.found, "ratio" if line.number.is_ratio else "difference"
     told: dict[str, Any] = {
         "kind": "difference",
@@ -198,8 +201,50 @@ def _csv_line(group: Group, row: Row, line: Line) -> dict[str, Any]:
     return told | own | tests
 
 
-def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], list[list[str]]]]:
-    """Yield paragraphs, commands, and the heads and lines of tables."""
+def wins_parts(wins: Wins, rows: Sequence[Row]) -> list[Any]:
+    """Return the parts of the page's block; none if nothing is compared."""
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    parts = [part for group in wins.groups for part in _parts(group, numbers)]
+    if wins.left_out:
+        parts.append(Items([Item(line) for line in wins.left_out]))
+    if wins.groups:
+        parts.append(Fold("How rows are compared", [Text(METHOD)]))
+    return parts
+
+
+def _parts(group: Group, numbers: Mapping[int, int]) -> Iterator[Any]:
+    yield Title(_begun(heading(group)))
+    yield Text(f"{_begun(group.by.told)}.")
+    yield Items(
+        [
+            Item(
+                sentence(group, one),
+                [Command(TO_DECIDE, text) for text in one.to_decide if at < MOST_LISTED],
+            )
+            for at, one in enumerate(group.challengers)
+        ],
+        "wins",
+    )
+    yield from (Command(TO_MEASURE, text) for text in group.to_measure)
+    note = [Text(shortened(group))] if shortened(group) else []
+    yield Fold("Every difference, with its interval", [*note, differences(group, numbers)])
+
+
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def differences(group: Group, numbers: Mapping[int, int] | None = None) -> Table:
+    """Return every difference of a group; ``numbers``: of the rows, by their identity."""
+    lines = [
+        Line(cells(group, one, line), numbers[id(one.row)] if numbers else None)
+        for one, line in listed(group)
+    ]
+    return Table([Head(head) for head in HEADS], lines, "sorted differences")
+
+
+def wins_markdown(wins: Wins) -> Iterator[str | Command | Table]:
+    """Yield paragraphs, commands and tables."""
     for group in wins.groups:
         yield f"{TITLE}, {heading(group)}:"
         yield group.by.told
@@ -207,7 +252,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], l
             yield sentence(group, one)
             yield from (Command(TO_DECIDE, text) for text in one.to_decide)
         yield from (Command(TO_MEASURE, text) for text in group.to_measure)
-        yield HEADS, [cells(group, one, line) for one, line in listed(group)]
+        yield differences(group)
         if note := shortened(group):
             yield note
     yield from wins.left_out
@@ -215,7 +260,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], l
         yield METHOD
 
 
-def listed(group: Group) -> list[tuple[Challenger, Line]]:
+def listed(group: Group) -> list[tuple[Challenger, Comparison]]:
     """Return the lines that a reader gets: of many rows only what decides."""
     if len(group.challengers) > MOST_LISTED:
         return [(one, group.decisive(one)) for one in group.challengers]
@@ -252,7 +297,7 @@ def sentence(group: Group, one: Challenger) -> str:
     return ", ".join(parts)
 
 
-def _agreement(line: Line, beside: Line) -> str:
+def _agreement(line: Comparison, beside: Comparison) -> str:
     """Say whether a second number tells two rows apart as the one that decides does."""
     if line.found is None or beside.found is None:
         return beside.why_not
@@ -267,7 +312,7 @@ def _agreement(line: Line, beside: Line) -> str:
     )
 
 
-def _outcome(line: Line) -> str:
+def _outcome(line: Comparison) -> str:
     """Return what a number with several seeds says of two rows, in two words."""
     assert line.found is not None
     if line.decided:
@@ -304,14 +349,15 @@ def _losses(group: Group, challengers: Sequence[Challenger]) -> TerminalTable:
     decisive = group.decisive(group.challengers[0])
     spare = [head for head, line in zip(heads, lines, strict=True) if line is not decisive]
     # Without bars, for these are remarks on the table of the report.
-    name = f"minus that of {one_line(group.reference.label)}"
-    table = TerminalTable([*names(name), *numbers(*heads)], spare[::-1], bars=False)
-    for one in challengers:
-        table.add(one_line(one.row.label), *map(_both, _shown_losses(group, one)))
-    return table
+    name = Head(f"minus that of {group.reference.label}")
+    lines_of = [
+        Line([one.row.label, *map(_both, _shown_losses(group, one))]) for one in challengers
+    ]
+    table = Table([name, *(Head(head, number=True) for head in heads)], lines_of)
+    return terminal_table(table, spare[::-1], bars=False)
 
 
-def _shown_losses(group: Group, one: Challenger) -> list[Line]:
+def _shown_losses(group: Group, one: Challenger) -> list[Comparison]:
     """Return the lines of the terminal's table: what decides, and the loss at equal everything."""
     losses = [line for line in one.lines if line.number is LOSS]
     decisive = group.decisive(one)

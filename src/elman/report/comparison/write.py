@@ -1,16 +1,27 @@
-"""The report as CSV and as Markdown."""
+"""The files of a report: its page, its table as CSV, and as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from elman.base.errors import UserError
+from elman.base.whole_file import put_text
 from elman.evaluation.result import DEFINITIONS
 from elman.published import PublishedResult
-from elman.report.comparison.content import Report
-from elman.report.comparison.escape import one_line
+from elman.report.comparison.blocks import (
+    Command,
+    Head,
+    Line,
+    Table,
+    csv_table,
+    markdown_table,
+    table,
+)
+from elman.report.comparison.escape import one_line, plain_markdown
+from elman.report.comparison.page import PAGE_MARK, page_text
+from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
     MEASURES,
     NONE,
@@ -23,14 +34,7 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
-from elman.report.comparison.tasks_page import task_tables
-from elman.report.comparison.wins_text import (
-    DIFFERENCE_COLUMNS,
-    Command,
-    difference_lines,
-    wins_markdown,
-)
-from elman.report.markdown import table
+from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
 _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
@@ -77,12 +81,8 @@ CSV_COLUMNS = {
 
 def csv_text(report: Report) -> str:
     """Return the rows, each followed by its runs, and then the published figures, as CSV."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, CSV_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for line in _lines(report):
-        writer.writerow({key: _cell(value) for key, value in line.items()})
-    return file.getvalue()
+    lines = [Line([line.get(key, "") for key in CSV_COLUMNS]) for line in _lines(report)]
+    return csv_table(Table([Head(key) for key in CSV_COLUMNS], lines))
 
 
 def _lines(report: Report) -> Iterator[dict[str, Any]]:
@@ -165,16 +165,6 @@ def _published(record: PublishedResult) -> dict[str, Any]:
     }
 
 
-def _cell(value: Any) -> Any:
-    """Return a value for CSV that a spreadsheet does not take for a formula."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        value = one_line(value)
-        return f"'{value}" if value[:1] in tuple("=+-@") else value
-    return value
-
-
 def markdown_text(report: Report) -> str:
     """Return the table with its notes, every column's definition, and the published figures."""
     columns = report.columns
@@ -186,27 +176,30 @@ def markdown_text(report: Report) -> str:
         if command
     ]
     parts += [
-        f"**{_plain(title)}.** {_plain(text)}".strip()
+        f"**{plain_markdown(title)}.** {plain_markdown(text)}".strip()
         for title, text in (source.about for source in report.sources)
         if title
     ]
-    parts.append(_table([column.head for column in columns], report.cells))
+    parts.append(markdown_table(table([column.head for column in columns], report.cells)))
     if notes := [*report.comparison, *report.problems]:
-        parts.append("\n".join(f"- {_plain(note)}" for note in notes))
-    for line in (*task_tables(report), *wins_markdown(report.wins)):
-        if isinstance(line, Command):
-            parts.append(f"{_plain(line.purpose)}: {_code(line.text)}")
+        parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
+    tasks = report.tasks.in_words(report.published.records)
+    for part in (*tasks, *wins_markdown(report.wins)):
+        if isinstance(part, Command):
+            parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
         else:
-            parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
+            parts.append(plain_markdown(part) if isinstance(part, str) else markdown_table(part))
     parts.append("What each column is:")
-    parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
+    parts.append(
+        "\n".join(f"- {plain_markdown(c.head)}: {plain_markdown(c.definition)}" for c in columns)
+    )
     if records := report.published.records:
         heads = ("model", "published", "definition of its loss", "caveat")
         lines = [
             [r.figures.model, published_words(r), r.of.definition or NONE, r.caveats]
             for r in records
         ]
-        parts += [WARNING, _table(heads, lines)]
+        parts += [WARNING, markdown_table(table(heads, lines))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -214,13 +207,44 @@ def _code(command: str) -> str:
     return f"`{one_line(command).replace('`', chr(39))}`"
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return table([_plain(head) for head in heads], [list(map(_plain, line)) for line in lines])
+PAGE, TABLE, MARKDOWN = "report.html", "report.csv", "report.md"
+_WRITERS: dict[str, Callable[[Report], str]] = {
+    TABLE: csv_text,
+    MARKDOWN: markdown_text,
+    PAGE: page_text,
+}
+# How an earlier report begins: only such a file is replaced.
+_MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
+_BEGINNING = 1024
 
 
-def _plain(text: str) -> str:
-    """Return text that Markdown shows unchanged, on one line; a table escapes its bars itself."""
-    shown = one_line(text)
-    for mark in "\\`*_<>[]#":
-        shown = shown.replace(mark, f"\\{mark}")
-    return shown
+def write_report(report: Report, folder: Path) -> Path:
+    """Write the report into ``folder`` and return the path of its page.
+
+    Raises:
+        UserError: another program's file has such a name, or the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _WRITERS:
+            _refuse_foreign(folder / name)
+        for name, writer in _WRITERS.items():
+            # A file name may hold bytes that are not text.
+            put_text(folder / name, writer(report), several=True, errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the report cannot be written ({error.strerror}); "
+            "name another folder with report.out=<folder>"
+        ) from None
+    return folder / PAGE
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    known = path.is_file() and _MARKS[path.name].encode() in path.read_bytes()[:_BEGINNING]
+    if not known:
+        raise UserError(
+            f"{path}: exists and is not an earlier report; "
+            "move it, or name another folder with report.out=<folder>"
+        )
