@@ -40,7 +40,7 @@ class Machine:
     def groups(self, size: int, number: int = 4) -> list[GroupSlot]:
         """Return the places of a launcher that may use so many of the GPUs."""
         slots = [GpuSlot(gpu, self, lambda: self.time) for gpu in self.gpus()[:number]]
-        return Pool(slots, size, lambda: self.time).places()
+        return Pool(slots, size, lambda: self.time).slots()
 
     def wait_for(self, group: GroupSlot, seconds: float = 10) -> bool:
         """Whether a group gets ready in time."""

@@ -13,7 +13,7 @@ from elman.devices import locks
 from elman.devices.locks import GpuLock, take_run_locks
 from elman.devices.nvml import Gpu, GpuProcess, Sample
 from elman.launchers.gpus.mps import CONTROL
-from elman.launchers.gpus.shared import SharedPlace, shared_places
+from elman.launchers.gpus.shared import SharedSlot, shared_slots
 from elman.launchers.gpus.slot import GpuSlot
 from elman.sections.launching import GpusLauncher
 from tests.launchers.machine import Machine, ends
@@ -59,9 +59,9 @@ class Bench:
         self.said: list[str] = []
         slot = GpuSlot(Gpu(0, "GPU-aa", "pretended"), self.driver, lambda: self.time)
         settings = GpusLauncher(name="gpus", jobs_per_gpu=2, detach=True)
-        self.first, self.second = shared_places([slot], settings, self.said.append)
+        self.first, self.second = shared_slots([slot], settings, self.said.append)
 
-    def lends(self, place: SharedPlace, seconds: float = 1, steps: int = 1) -> bool:
+    def lends(self, place: SharedSlot, seconds: float = 1, steps: int = 1) -> bool:
         """Whether a place may be used after so many steps of time."""
         lent = False
         for _ in range(steps):

@@ -26,7 +26,7 @@ from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.quoting import quoted
 from elman.base.whole_file import rename
 from elman.launchers.outcome import ERROR
-from elman.launchers.place import place_of_this_process
+from elman.launchers.start_order import order_to_start
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.recorded_job import KEY, recorded_job
 from elman.runs.state import has_begun, read_run_result
@@ -136,7 +136,7 @@ class JobCommand:
         return 0 if result is None else result.steps or 0
 
     def _run(self) -> int:
-        return self.start(self.command_line(), place_of_this_process())
+        return self.start(self.command_line(), order_to_start())
 
     def _requeues(self) -> bool:
         """Whether this process has its job queued again after a preemption."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elman.launchers.handle import JobHandle
 
 _REFRESH_SECONDS = 0.5
-# Away from a terminal, the reason why a place is busy is printed when it changes, and this often.
+# Away from a terminal, the reason why a slot is busy is printed when it changes, and this often.
 _REMIND_SECONDS = 60.0
 _TAIL_BYTES = 8192
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -51,7 +51,7 @@ class Display:
                 raise
 
     def started(self, job: JobHandle) -> None:
-        """Say that a job has got a place."""
+        """Say that a job has got a slot."""
         self.say(f"[{job.number}/{self._total}] {job.label}")
 
     def ended(self, job: JobHandle, word: str) -> None:
@@ -94,7 +94,7 @@ class Display:
         self._live.stop()
 
     def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
-        """Say why places are not free, if the reason is new or was last printed long ago."""
+        """Say why slots are not free, if the reason is new or was last printed long ago."""
         busy = {id(job.slot) for job in running}
         for slot in slots:
             if id(slot) in busy or not slot.waiting:

@@ -25,8 +25,8 @@ class JobHandle:
         label: Words that distinguish it from the other jobs.
         command: The command that it runs.
         status: How it ended: an exit status, negative for a signal; None if it never started.
-        process: Its process, from the moment when the process waits for a place.
-        slot: The place where it runs.
+        process: Its process, from the moment when the process waits for a slot.
+        slot: Where it runs.
     """
 
     number: int

@@ -11,8 +11,8 @@ from elman.base.exit_status import interrupted_status
 from elman.kernels.threads import cpu_share
 from elman.launchers.command import JobCommand, visible_devices
 from elman.launchers.interrupts import Interrupts
-from elman.launchers.place import held_locks, place_of_this_process
 from elman.launchers.ranks import RankStart, run_ranks
+from elman.launchers.start_order import held_locks, order_to_start
 
 _THREADS = "OMP_NUM_THREADS"
 
@@ -33,7 +33,7 @@ class RanksCommand(JobCommand):
 
     def _run(self) -> int:
         try:
-            place_of_this_process()()
+            order_to_start()()
         except KeyboardInterrupt:  # there is no work, or another job has one of the GPUs
             return int(interrupted_status())
         arguments = self.command_line()

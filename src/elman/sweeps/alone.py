@@ -17,7 +17,7 @@ from elman.config.keys import named_keys
 from elman.config.ranks import GPUS_PER_JOB, Where, check_ranks, starts_ranks
 from elman.config.run_config import MODES
 from elman.launchers.command import OF_THE_SWEEP
-from elman.launchers.gpus.places import checked_gpus
+from elman.launchers.gpus.slots import checked_gpus
 from elman.launchers.job import wants_gpu
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher

@@ -110,7 +110,7 @@ def _check_places(
 ) -> list[str]:
     """Check that there are the GPUs, or the cluster, that the jobs need."""
     if isinstance(launcher, GpusLauncher) and not mode.in_process:
-        from elman.launchers.gpus.places import checked_gpus
+        from elman.launchers.gpus.slots import checked_gpus
 
         checked_gpus(launcher, any(wants_gpu(job.config) for job in jobs))
     elif isinstance(launcher, SlurmLauncher):

@@ -35,7 +35,7 @@ def _end() -> None:
 if "SUBMITIT_LOCAL_JOB_ID" in os.environ and "JOB_NOTES" in os.environ:
     from elman.launchers import command
 
-    _place = command.place_of_this_process
+    _place = command.order_to_start
 
     def _noted() -> None:
         _wait()
@@ -49,4 +49,4 @@ if "SUBMITIT_LOCAL_JOB_ID" in os.environ and "JOB_NOTES" in os.environ:
         _wait = _place()
         return _noted
 
-    command.place_of_this_process = _noted_place
+    command.order_to_start = _noted_place

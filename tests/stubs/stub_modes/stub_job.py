@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from elman.launchers.place import place_of_this_process
+from elman.launchers.start_order import order_to_start
 
 _NOTED = ("ELMAN_JOBS_PER_GPU", "CUDA_MPS_PIPE_DIRECTORY")
 
@@ -26,7 +26,7 @@ class StubJob:
     def __call__(self) -> int:
         """Wait for a place, note it, and end."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
-        place_of_this_process()()
+        order_to_start()()
         self._note("start")
         if self.end == "stubborn":
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -19,7 +19,7 @@ from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.group import Pool
 from elman.launchers.gpus.queue import Queue
-from elman.launchers.gpus.shared import end_sharing, shared_places
+from elman.launchers.gpus.shared import end_sharing, shared_slots
 from elman.launchers.gpus.slot import GpuSlot
 from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
@@ -47,11 +47,11 @@ def main(
     queued = [JobHandle(job.number, f"{job.number:02d}", "stub", job) for job in jobs]
     slots = [GpuSlot(gpu, driver()) for gpu in driver().gpus()]
     if each > 1:
-        slots = Pool(slots, int(each)).places()
+        slots = Pool(slots, int(each)).slots()
     display = Display(len(jobs), Console(file=io.StringIO()))
     if share > 1:
         settings = GpusLauncher(name="gpus", jobs_per_gpu=int(share), save_seconds=save)
-        slots = shared_places(slots, settings, display.say)
+        slots = shared_slots(slots, settings, display.say)
     executor = Executor(folder / f"from{first}", 1, detach=False)
     with Interrupts() as interrupts:
         Queue(queued, slots, executor, display, NoLog(), wait, save).run(interrupts)

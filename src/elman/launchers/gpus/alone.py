@@ -16,13 +16,13 @@ from rich.console import Console
 from elman.base.exit_status import ExitStatus, interrupted_status, is_failure, shell_status
 from elman.devices.locks import take_run_locks
 from elman.launchers.display import Display
-from elman.launchers.gpus.places import places
 from elman.launchers.gpus.queue import POLL_SECONDS
 from elman.launchers.gpus.slot import Slot
+from elman.launchers.gpus.slots import machine_slots
 from elman.launchers.interrupts import Interrupts
-from elman.launchers.place import hold
 from elman.launchers.ranks import run_ranks
 from elman.launchers.ranks_command import rank_start
+from elman.launchers.start_order import hold
 from elman.sections.launching import GpusLauncher
 
 
@@ -39,7 +39,7 @@ def run_alone(arguments: list[str], settings: GpusLauncher, wanted: bool) -> int
     """
     # Lines, not a live table: the terminal is for the display of rank 0.
     display = Display(1, Console(force_terminal=False, soft_wrap=True))
-    slot = places(settings, wanted, display.say)[0]
+    slot = machine_slots(settings, wanted, display.say)[0]
     logs = Path(tempfile.mkdtemp(prefix="elman-ranks-"))
     with Interrupts() as interrupts:
         if not _leased(slot, " ".join(arguments), settings, display, interrupts):
@@ -58,7 +58,7 @@ def run_alone(arguments: list[str], settings: GpusLauncher, wanted: bool) -> int
 def _leased(
     slot: Slot, what: str, settings: GpusLauncher, display: Display, interrupts: Interrupts
 ) -> bool:
-    """Wait until the place is free and take its locks; False after a signal or too long a wait."""
+    """Wait until the slot is free and take its locks; False after a signal or too long a wait."""
     began = time.monotonic()
     while not interrupts.count:
         if slot.ready():

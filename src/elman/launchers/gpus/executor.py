@@ -135,7 +135,7 @@ def dismiss(processes: Sequence[Process], hurry: Callable[[], bool]) -> None:
 
 
 class Executor(LocalExecutor):
-    """Starts a process per submission; the process waits until it gets a place to run.
+    """Starts a process per submission; the process waits until it gets a slot to run.
 
     Args:
         folder: Where submitit keeps pickles and logs.

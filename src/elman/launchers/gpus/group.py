@@ -1,4 +1,4 @@
-"""Places of several GPUs each: a group is put together from whichever GPUs are free.
+"""Slots of several GPUs each: a group is put together from whichever GPUs are free.
 
 A group holds the claims of all its GPUs or of none. While a launcher puts one together it holds a
 lock of the machine, so no two launchers ever hold half of what they need and wait for each other.
@@ -34,8 +34,8 @@ class Pool:
         self._next = 0.0
         self.waiting = ""
 
-    def places(self) -> list[GroupSlot]:
-        """Return as many places as there can be groups at a time."""
+    def slots(self) -> list[GroupSlot]:
+        """Return as many slots as there can be groups at a time."""
         return [GroupSlot(self, number) for number in range(1, len(self._slots) // self.size + 1)]
 
     def possible(self) -> int:
@@ -81,11 +81,11 @@ class Pool:
 
 
 class GroupSlot:
-    """A place for a job of several GPUs; which ones it has changes only between jobs.
+    """A slot for a job of several GPUs; which ones it has changes only between jobs.
 
     Args:
         pool: Where it gets its GPUs from.
-        number: Its number among the places of the pool, from 1.
+        number: Its number among the slots of the pool, from 1.
     """
 
     warm = True

@@ -11,9 +11,9 @@ from pathlib import Path
 from elman.kernels.threads import cpu_share
 from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
-from elman.launchers.gpus.places import places
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.shared import end_sharing
+from elman.launchers.gpus.slots import machine_slots
 from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
@@ -23,7 +23,7 @@ from elman.sections.launching import GpusLauncher
 
 
 def launch(request: LaunchRequest) -> Launched:
-    """Run the jobs in the places of this machine, and return how each ended.
+    """Run the jobs in the slots of this machine, and return how each ended.
 
     A job that fails or is killed does not stop the others. A job that never started keeps the
     status UNKNOWN.
@@ -35,7 +35,7 @@ def launch(request: LaunchRequest) -> Launched:
     assert isinstance(settings, GpusLauncher)
     display = Display(jobs[0].total)
     wanted = any(wants_gpu(job.config) for job in jobs)
-    slots = places(settings, wanted, display.say)
+    slots = machine_slots(settings, wanted, display.say)
     with _folder(jobs) as folder:
         processes = len(slots) * settings.gpus_per_job
         executor = Executor(folder, _threads(processes), settings.detach)

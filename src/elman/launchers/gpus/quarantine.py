@@ -17,9 +17,9 @@ REST_SECONDS = 60.0
 
 
 class Quarantine:
-    """Counts failures at once per GPU, and decides which places rest.
+    """Counts failures at once per GPU, and decides which slots rest.
 
-    If jobs fail everywhere, the jobs are at fault and no place rests. CPU workers never rest.
+    If jobs fail everywhere, the jobs are at fault and no slot rests. CPU workers never rest.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,12 +28,12 @@ class Quarantine:
         self._until: dict[str, float] = {}
 
     def started(self, slot: Slot) -> None:
-        """Note that a place got a job."""
+        """Note that a slot got a job."""
         for gpu in slot.gpus():
             self._in_a_row.setdefault(gpu, 0)
 
     def ended(self, slot: Slot, status: int, seconds: float) -> None:
-        """Note how a job ended, and after how long; if its place rests now, tell the place why.
+        """Note how a job ended, and after how long; if its slot rests now, tell the slot why.
 
         A failure of a job on several GPUs counts for each of them: nobody knows which it was.
         """
@@ -53,5 +53,5 @@ class Quarantine:
         slot.waiting = f"quarantined for {rest:.0f} s: {number} jobs in a row failed there at once"
 
     def resting(self, slot: Slot) -> bool:
-        """Whether a place rests now, because one of its GPUs does."""
+        """Whether a slot rests now, because one of its GPUs does."""
         return any(self._clock() < self._until.get(gpu, 0.0) for gpu in slot.gpus())

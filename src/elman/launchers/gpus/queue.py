@@ -1,4 +1,4 @@
-"""The queue of a sweep on one machine: places, waiting processes, ends of jobs, signals."""
+"""The queue of a sweep on one machine: slots, waiting processes, ends of jobs, signals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from elman.launchers.gpus.slot import Slot
 from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.outcome import last_line
-from elman.launchers.place import HELD, RUNNING
 from elman.launchers.request import JobLog
+from elman.launchers.start_order import HELD, RUNNING
 from elman.runs.folder import RunLock, discard_folder
 
 POLL_SECONDS = 0.05
@@ -28,7 +28,7 @@ _REQUEUES = 6
 
 
 class Queue:
-    """Runs jobs in order, each in the first free place, and survives whatever happens to them.
+    """Runs jobs in order, each in the first free slot, and survives whatever happens to them.
 
     Args:
         jobs: The jobs.
@@ -36,7 +36,7 @@ class Queue:
         executor: Starts their processes.
         display: Shows the progress to the user.
         log: Records what becomes of the jobs.
-        wait_seconds: Longest time without a running job and without a free place.
+        wait_seconds: Longest time without a running job and without a free slot.
         save_seconds: Time between the first signal to a job and its kill.
     """
 
@@ -79,7 +79,7 @@ class Queue:
         self._display.show(self._running, self._slots, len(self._pending))
 
     def _place(self) -> None:
-        """Start the next jobs wherever a place is free."""
+        """Start the next jobs wherever a slot is free."""
         taken = {id(job.slot) for job in self._running}
         for slot in self._slots:
             if not self._pending:
@@ -102,13 +102,13 @@ class Queue:
                 self._leave_all_but(taken)
 
     def _leave_all_but(self, taken: Container[int]) -> None:
-        """Give back the places for which there is no job left."""
+        """Give back the slots for which there is no job left."""
         for slot in self._slots:
             if id(slot) not in taken:
                 slot.leave()
 
     def _warm_up(self) -> None:
-        """Keep a process waiting for every place that will get free and can use a warm process."""
+        """Keep a process waiting for every slot that will get free and can use a warm process."""
         wanted = sum(slot.warm and not slot.broken for slot in self._slots)
         for job in list(self._pending)[:wanted]:
             self._has_process(job)
@@ -136,7 +136,7 @@ class Queue:
         return True
 
     def _look_after(self, job: JobHandle) -> None:
-        """Look how far a job is that has got a place."""
+        """Look how far a job is that has got a slot."""
         assert job.process is not None
         assert job.slot is not None
         if not job.running and job.process.said(RUNNING):
@@ -177,7 +177,7 @@ class Queue:
         self._display.ended(job, self._log.job_ended(job.number, status, job.said))
 
     def _stuck(self) -> bool:
-        """Whether nothing runs and no place will get free; if so, print why."""
+        """Whether nothing runs and no slot will get free; if so, print why."""
         if all(slot.broken for slot in self._slots):
             self._display.say("no place is left for the other jobs")
         elif time.monotonic() - self._idle_since > self._wait_seconds:
@@ -186,7 +186,7 @@ class Queue:
         else:
             return False
         reasons = [f"  {slot.name}: {slot.waiting}" for slot in self._slots]
-        for line in dict.fromkeys(reasons):  # places of one GPU have the same
+        for line in dict.fromkeys(reasons):  # slots of one GPU have the same
             self._display.say(line)
         return True
 

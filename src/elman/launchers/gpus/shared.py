@@ -16,7 +16,7 @@ from elman.sections.launching import GpusLauncher
 
 
 class SharedGpu:
-    """A GPU with several places; it holds the claim as long as one of them is in use.
+    """A GPU with several slots; it holds the claim as long as one of them is in use.
 
     Args:
         slot: The GPU.
@@ -30,7 +30,7 @@ class SharedGpu:
         self._lent: set[int] = set()
 
     def lend(self, number: int) -> bool:
-        """Lend a place if the GPU is ours or free; it stays lent until it is given back."""
+        """Lend a slot if the GPU is ours or free; it stays lent until it is given back."""
         if not self._open:
             if not self.slot.ready():
                 return False
@@ -50,14 +50,14 @@ class SharedGpu:
         return self.slot.environment() | shared | self.server.environment()
 
     def ended(self, number: int) -> None:
-        """Take a place back whose job has ended; after the last one wait for the memory."""
+        """Take a slot back whose job has ended; after the last one wait for the memory."""
         self._lent.discard(number)
         if not self._lent:
             self._close()
             self.slot.ended()
 
     def leave(self, number: int) -> None:
-        """Give a place up; with the last one that is in use the claim goes."""
+        """Give a slot up; with the last one that is in use the claim goes."""
         self._lent.discard(number)
         if not self._lent:
             self._close()
@@ -68,12 +68,12 @@ class SharedGpu:
         self.server.stop()
 
 
-class SharedPlace:
-    """One of the places of a shared GPU, for one job at a time; named like the GPU.
+class SharedSlot:
+    """One of the slots of a shared GPU, for one job at a time; named like the GPU.
 
     Args:
         gpu: The GPU.
-        number: The number of the place on it.
+        number: The number of the slot on it.
     """
 
     warm = True
@@ -101,7 +101,7 @@ class SharedPlace:
         self.gpu.slot.broken = reason
 
     def ready(self) -> bool:
-        """Return whether a job may start here now; the place then counts as in use."""
+        """Return whether a job may start here now; the slot then counts as in use."""
         return self.gpu.lend(self._number)
 
     def environment(self) -> dict[str, str]:
@@ -117,21 +117,21 @@ class SharedPlace:
         return self.gpu.slot.gpus()
 
     def started(self, last: bool) -> None:
-        """Do nothing: the claim is kept for the jobs of the other places."""
+        """Do nothing: the claim is kept for the jobs of the other slots."""
 
     def ended(self) -> None:
         """Note that the job has ended."""
         self.gpu.ended(self._number)
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         self.gpu.leave(self._number)
 
 
-def shared_places(
+def shared_slots(
     slots: Sequence[GpuSlot], settings: GpusLauncher, say: Callable[[str], None]
-) -> list[SharedPlace]:
-    """Return the places of shared GPUs: the first place of every GPU comes before the second.
+) -> list[SharedSlot]:
+    """Return the slots of shared GPUs: the first slot of every GPU comes before the second.
 
     Args:
         slots: The GPUs.
@@ -144,12 +144,12 @@ def shared_places(
     ]
     pairs = zip(slots, servers, strict=True)
     gpus = [SharedGpu(slot, settings.jobs_per_gpu, server) for slot, server in pairs]
-    return [SharedPlace(gpu, number) for number in range(settings.jobs_per_gpu) for gpu in gpus]
+    return [SharedSlot(gpu, number) for number in range(settings.jobs_per_gpu) for gpu in gpus]
 
 
 def end_sharing(slots: Sequence[Slot]) -> None:
-    """End the MPS daemons of the GPUs among these places, and wait for their ends."""
-    servers = {place.gpu.server for place in slots if isinstance(place, SharedPlace)}
+    """End the MPS daemons of the GPUs among these slots, and wait for their ends."""
+    servers = {slot.gpu.server for slot in slots if isinstance(slot, SharedSlot)}
     for server in servers:
         server.stop()
     for server in servers:

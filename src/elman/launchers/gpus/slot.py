@@ -1,4 +1,4 @@
-"""Places where a job can run: a free GPU that we have claimed, or a worker on the CPU."""
+"""Slots in which a job can run: a free GPU that we have claimed, or a worker on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RELEASE_POLL = 0.1
 
 
 class Slot(Protocol):
-    """A place for one job at a time."""
+    """Where one job runs at a time."""
 
     name: str
     waiting: str
@@ -34,11 +34,11 @@ class Slot(Protocol):
     """Whether the next process may be started while a job runs here."""
 
     def ready(self) -> bool:
-        """Sample the place if that is due, and return whether a job may start here now."""
+        """Sample the slot if that is due, and return whether a job may start here now."""
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that pin a job to this place."""
+        """Return the variables that pin a job to this slot."""
         ...
 
     def uuids(self) -> list[str]:
@@ -50,7 +50,7 @@ class Slot(Protocol):
         ...
 
     def started(self, last: bool) -> None:
-        """Note that a job runs here; ``last``: this sweep has no further job for this place."""
+        """Note that a job runs here; ``last``: this sweep has no further job for this slot."""
         ...
 
     def ended(self) -> None:
@@ -58,7 +58,7 @@ class Slot(Protocol):
         ...
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         ...
 
 

@@ -2,7 +2,8 @@
 
     python -m elman.launchers.gpus.worker <submitit folder> <launcher's pid> <answers>
 
-It waits in :mod:`elman.launchers.place`. If the launcher's pid is 0, the job outlives the launcher.
+It waits in :mod:`elman.launchers.start_order`. If the launcher's pid is 0, the job outlives the
+launcher.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
-from elman.launchers.place import ANSWERS
+from elman.launchers.start_order import ANSWERS
 
 _PR_SET_PDEATHSIG = 1
 

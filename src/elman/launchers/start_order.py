@@ -1,8 +1,8 @@
-"""Here a job that is composed, checked and imported waits until its launcher has a GPU for it.
+"""Here a job that is checked and imported waits for its launcher's order to start, on which GPU.
 
 The launcher starts a job's process early. An environment variable names the open descriptor on
 which the process answers. The launcher sends its order on stdin, as one JSON object; end of file
-means that there is no work. A process without that variable already has its place.
+means that there is no work. A process without that variable starts at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAITING, RUNNING, HELD = "waiting", "running", "held"
 _LOCKS: list[GpuLock] = []  # held until this process dies
 
 
-def place_of_this_process() -> Callable[[], None]:
+def order_to_start() -> Callable[[], None]:
     """Return the function that a job calls last before it runs; it returns when the job may run."""
     answers = os.environ.pop(ANSWERS, None)
     if answers is None:

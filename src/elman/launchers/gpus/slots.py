@@ -1,4 +1,4 @@
-"""The places of this machine for jobs: GPUs, groups of GPUs, or workers on the CPU."""
+"""The slots of this machine for jobs: GPUs, groups of GPUs, or workers on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elman.devices.nvml import Gpu
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import usable_gpus
 from elman.launchers.gpus.group import Pool
-from elman.launchers.gpus.shared import shared_places
+from elman.launchers.gpus.shared import shared_slots
 from elman.launchers.gpus.slot import CpuSlot, GpuSlot, Slot
 from elman.sections.launching import GpusLauncher
 
@@ -42,8 +42,8 @@ def checked_gpus(settings: GpusLauncher, wanted: bool) -> tuple[list[Gpu], str]:
     return gpus, reason
 
 
-def places(settings: GpusLauncher, wanted: bool, say: Callable[[str], None]) -> list[Slot]:
-    """Return the places where jobs can run, and say which.
+def machine_slots(settings: GpusLauncher, wanted: bool, say: Callable[[str], None]) -> list[Slot]:
+    """Return the slots in which jobs can run, and say which.
 
     Args:
         settings: Settings of the launcher.
@@ -64,10 +64,10 @@ def places(settings: GpusLauncher, wanted: bool, say: Callable[[str], None]) -> 
     slots = [GpuSlot(gpu, asked_driver()) for gpu in gpus]
     if settings.jobs_per_gpu > 1:
         say(f"{said}: {settings.jobs_per_gpu} jobs at a time on each")
-        return list(shared_places(slots, settings, say))
+        return list(shared_slots(slots, settings, say))
     if each == 1:
         say(said)
         return list(slots)
-    groups = Pool(slots, each).places()
+    groups = Pool(slots, each).slots()
     say(f"{said}: {each} for each job, {len(groups)} at a time")
     return list(groups)
