@@ -67,6 +67,7 @@ def test_a_key_is_suggested_by_its_meaning(typed: str) -> None:
         ("optimizer=adamw", "did you mean optim=adamw?"),
         ("model.layers=3", "(did you mean depth?)"),
         ("model=xlstm", "did you mean model=slstm?"),
+        ("model/e88_ablation=e88b_nonorm_1792x20", "did you mean model=e88b_nonorm_1792x20?"),
     ],
 )
 def test_a_command_is_answered_with_what_was_meant(

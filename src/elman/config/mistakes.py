@@ -32,6 +32,7 @@ from elman.base.crash import in_users_code, kept_traceback, place_of
 from elman.base.errors import UserError, first_line, nearest, suggest
 from elman.base.yaml_file import uncomposable
 from elman.config.keys import is_hydra_key
+from elman.config.model_files import MODEL
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are not printed; the error says what prints them.
@@ -158,7 +159,8 @@ def _path_for_name(key: str, group: str, word: str, command: _Command) -> str:
 
 
 def _is_group(name: str) -> bool:
-    return "." not in name and Path(str(files("elman.conf")), name).is_dir()
+    of_models = name.startswith(f"{MODEL}/")  # their folders are no groups
+    return "." not in name and not of_models and Path(str(files("elman.conf")), name).is_dir()
 
 
 class _Command:
