@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from elman.base.exit_status import RunStatus
 from elman.config.compose import compose_config
 from elman.data.batches import Batches
 from elman.models.language_model import LanguageModel
 from elman.modes.train import run
 from elman.runs.prepared import PreparedRun
+from elman.training.listeners import Listeners, Moment
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.trainer import Trainer
 
 ROUNDS = 7
 PARTS = ("data", "forward", "backward", "optimiser")
@@ -56,33 +57,31 @@ def measure(overrides: list[str]) -> dict[str, float]:
         (TrainingOptimizer, "zero_grad", "optimiser"),
         (torch.nn.utils, "clip_grad_norm_", "optimiser"),
     ]
-    loop = Trainer._loop
+    begins, ends = Listeners.training_begins, Listeners.training_ends
+    final: dict[str, float] = {}
+    began = [0.0]
 
-    def counted(trainer: Trainer) -> Any:
+    def training_begins(listeners: Listeners, moment: Moment) -> None:
+        begins(listeners, moment)
         book.clear()  # the discarded first pass does not count
-        began = time.perf_counter()
-        try:
-            return loop(trainer)
-        finally:
-            book["total"] = time.perf_counter() - began
+        began[0] = time.perf_counter()
+
+    def training_ends(listeners: Listeners, status: RunStatus, *, stopped: bool) -> None:
+        final.update(book)  # what validation does afterwards is not the loop's
+        final["total"] = time.perf_counter() - began[0]
+        ends(listeners, status, stopped=stopped)
 
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     for owner, name, part in patches:
         setattr(owner, name, timed(book, part, getattr(owner, name)))
-    Trainer._loop = counted  # type: ignore[method-assign, assignment]
-    final: dict[str, float] = {}
-    validate = Trainer._validate
-
-    def keep(trainer: Trainer) -> bool:
-        final.update(book)  # what validation does afterwards is not the loop's
-        return validate(trainer)
-
-    Trainer._validate = keep  # type: ignore[method-assign, assignment]
+    Listeners.training_begins = training_begins  # type: ignore[method-assign, assignment]
+    Listeners.training_ends = training_ends  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             run(PreparedRun(compose_config(overrides), Path(folder)))
     finally:
-        Trainer._loop, Trainer._validate = loop, validate  # type: ignore[method-assign]
+        Listeners.training_begins = begins  # type: ignore[method-assign]
+        Listeners.training_ends = ends  # type: ignore[method-assign]
         for owner, name, original in originals:
             setattr(owner, name, original)
     return final

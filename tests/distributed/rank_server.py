@@ -59,7 +59,7 @@ def _plant(fault: dict[str, Any], rank: int) -> None:
 
     def running(trainer: Trainer, *given: Any) -> Any:
         begun.append(True)
-        print(f"ranks here: {sorted(trainer.stepper.team.processes)}", flush=True)
+        print(f"ranks here: {sorted(trainer.state.team.processes)}", flush=True)
         return run(trainer, *given)
 
     LanguageModel.loss = faulty  # type: ignore[method-assign]

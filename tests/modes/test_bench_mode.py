@@ -40,8 +40,9 @@ from elman.ops.matrix_state import plan as matrix_plan
 from elman.report.tables.bench import print_bench, print_bench_sweep
 from elman.runs.prepared import PreparedRun
 from elman.sweeps.row import SweepRow
+from elman.training.assembly import state_of
+from elman.training.loop import take_step
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.stepper import Stepper
 
 CPU = torch.device("cpu")
 SMALL = ("bench.batch_size=2", "bench.chunk_size=8", "bench.rounds=2", "data.val_window=16")
@@ -259,10 +260,11 @@ def test_a_step_marks_its_parts(text_file: Path) -> None:
     model = build_model(config.model)
     marks: list[str] = []
     with open_data(config.data.model_copy(update={"path": str(text_file)}), 96, print) as data:
-        stepper = Stepper(config, data, model, TrainingOptimizer(config.optim, model), CPU)
-        stepper.mark = marks.append
-        stepper.take(0.5)
-        stepper.batches.close()
+        optimizer = TrainingOptimizer(config.optim, model)
+        state = state_of(config, data, model, optimizer, CPU, graph=False)
+        state.mark = marks.append
+        take_step(state, 0.5)
+        state.batches.close()
     assert marks == ["data", "forward", "backward"] * 2 + ["optimiser"]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from elman.base.consoles import table_console
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
-from elman.bench import operations, replays
+from elman.bench import operations, replays, subjects
 from elman.bench.build import step_subjects
 from elman.bench.entries import benched_models, entries
 from elman.bench.operations import look_into
@@ -23,7 +23,7 @@ from elman.bench.subjects import LayerSubject
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.report.tables.bench import print_bench
-from elman.training import cuda_graph, stepper
+from elman.training import cuda_graph
 from tests.training.tapes import Tape, Tapes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -176,7 +176,9 @@ def test_products_of_one_size_are_timed_once(monkeypatch) -> None:
 
 def test_a_step_is_replayed_as_in_training(text_file: Path, monkeypatch) -> None:
     wanted: list[Any] = []
-    monkeypatch.setattr(stepper, "uses_graph", lambda config, device: wanted.append(config) or True)
+    monkeypatch.setattr(
+        subjects, "uses_graph", lambda config, device: wanted.append(config) or True
+    )
     config = compose_config(
         [
             *("mode=bench", "model=e61", "model.dim=128", "model.depth=1", "bench.backends=[cpu]"),

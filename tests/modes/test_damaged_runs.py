@@ -18,7 +18,8 @@ import elman as package
 from elman.base.errors import UserError
 from elman.cli.main import main
 from elman.modes import train as train_mode
-from elman.training.stepper import Stepper
+from elman.training import first_pass
+from elman.training.training_state import TrainingState
 from tests.small_run import E1, TEXT, Elman
 
 TINY = (*E1, "log.tensorboard=false")
@@ -104,10 +105,10 @@ def test_a_resume_that_does_not_fit_into_memory_changes_nothing(
         assert "elman: oom: a step of 4096 rows" in said
     with monkeypatch.context() as patch:
 
-        def exhausted(stepper: Stepper) -> None:
+        def exhausted(state: TrainingState) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-        patch.setattr(Stepper, "discarded", exhausted)
+        patch.setattr(first_pass, "prepare_step", exhausted)
         status, said = elman("train.resume=run", "train.steps=8", "train.batch_size=64")
         assert status == 4
         assert changed(run, before) == ["train.log"]  # the traceback

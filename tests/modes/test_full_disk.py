@@ -20,7 +20,7 @@ from elman.base import disk
 from elman.base.disk import Appender
 from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
-from elman.training import recorder, trainer
+from elman.training import loop, recorder
 from elman.training.checkpoints import store
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG]
@@ -221,19 +221,19 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(
 def test_training_goes_on_without_logs_and_checkpoints(
     train, capsys, monkeypatch: pytest.MonkeyPatch, pretended: _Disk, number: int
 ) -> None:
-    take = trainer.Stepper.take
+    take = loop.take_step
     save_file = store.save_file
 
-    def full_after_two(stepper: Any, share: float) -> Any:
-        pretended.error = {2: number, 5: None}.get(stepper.step, pretended.error)
-        return take(stepper, share)
+    def full_after_two(state: Any, share: float) -> Any:
+        pretended.error = {2: number, 5: None}.get(state.step, pretended.error)
+        return take(state, share)
 
     def save(*arguments: Any) -> None:
         if pretended.error is not None:
             raise OSError(number, os.strerror(number))
         save_file(*arguments)
 
-    monkeypatch.setattr(trainer.Stepper, "take", full_after_two)
+    monkeypatch.setattr(loop, "take_step", full_after_two)
     monkeypatch.setattr(store, "save_file", save)
     run = train("train.save_every=1", "train.val_every=null", "log.every=1", "log.tensorboard=true")
     said = "".join(capsys.readouterr())

@@ -21,8 +21,9 @@ from elman.base.signals import ENDING, Interruption, ending, interruptible
 from elman.config.compose import compose_config
 from elman.evaluation.metrics import TrainingClock
 from elman.launchers.interrupts import Interrupts
-from elman.training.stepper import Stepper
+from elman.training import loop
 from elman.training.suspension import Suspension
+from elman.training.training_state import TrainingState
 
 TINY = (
     "model.dim=128",
@@ -304,14 +305,14 @@ def test_signals_end_an_evaluation_at_once(start: Start, tmp_path: Path, text_fi
 def test_every_signal_of_a_scheduler_or_a_keyboard_saves(
     train, capsys, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    take = Stepper.take
+    take = loop.take_step
 
-    def told(stepper: Stepper, share: float) -> Any:
-        if stepper.step == 2:
+    def told(state: TrainingState, share: float) -> Any:
+        if state.step == 2:
             os.kill(os.getpid(), number)
-        return take(stepper, share)
+        return take(state, share)
 
-    monkeypatch.setattr(Stepper, "take", told)
+    monkeypatch.setattr(loop, "take_step", told)
     before = signal.getsignal(number)
     run = train("train.val_every=null", "kernels.backend=reference")
     assert (run.status, run.result["status"], run.result["steps"]) == (130, "interrupted", 3)
@@ -356,16 +357,16 @@ def test_time_in_which_a_run_was_stopped_does_not_count(
     train, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-Z and fg, or a scheduler that suspends jobs: nothing hears the stop itself."""
-    take = Stepper.take
+    take = loop.take_step
 
-    def stopped(stepper: Stepper, share: float) -> Any:
-        if stepper.step == 4:
+    def stopped(state: TrainingState, share: float) -> Any:
+        if state.step == 4:
             code = "sleep 0.2; kill -STOP $0; sleep 2.5; kill -CONT $0"
             helper = subprocess.Popen(["sh", "-c", code, str(os.getpid())])
             helper.wait()
-        return take(stepper, share)
+        return take(state, share)
 
-    monkeypatch.setattr(Stepper, "take", stopped)
+    monkeypatch.setattr(loop, "take_step", stopped)
     run = train("train.val_every=null", "kernels.backend=reference")
     assert run.result["status"] == "ok"
     said = re.search(r"stopped for (\d+)s, which does not count", capsys.readouterr().out)
@@ -421,15 +422,15 @@ class TestInterruption:
 def test_a_signal_in_the_check_of_the_saved_weights_costs_the_check_alone(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from elman.training.trainer import Trainer
+    from elman.training import trainer
 
-    check = Trainer._check_saved_weights
+    check = trainer.reload_difference
 
-    def interrupted(trainer: Trainer) -> None:
+    def interrupted(*given: Any) -> float | None:
         os.kill(os.getpid(), signal.SIGTERM)
-        check(trainer)
+        return check(*given)
 
-    monkeypatch.setattr(Trainer, "_check_saved_weights", interrupted)
+    monkeypatch.setattr(trainer, "reload_difference", interrupted)
     run = train()
     assert run.result["status"] == RunStatus.OK
     assert run.result["val_bpb"] is not None
@@ -464,7 +465,7 @@ def test_slow_steps_are_foretold(
     from elman.training import trainer
 
     monkeypatch.setattr(trainer, "SHOWN_SECONDS", 0.0)
-    monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
+    monkeypatch.setattr(trainer.Totals, "share", lambda totals: min(1.0, totals._state.step / 2))
     train("kernels.backend=reference", "train.val_every=null", *overrides)
     before = capsys.readouterr().out.partition("\nstep ")[0]
     assert re.search(said, before)
@@ -484,7 +485,7 @@ def test_a_validation_longer_than_the_training_is_foretold(
     from elman.training import held_out, trainer
 
     monkeypatch.setattr(held_out, "_WORTH_SAYING_SECONDS", 0.0)
-    monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
+    monkeypatch.setattr(trainer.Totals, "share", lambda totals: min(1.0, totals._state.step / 2))
     train("kernels.backend=reference", "data.val_sample=2048", "train.val_every=null", *overrides)
     lines = capsys.readouterr().out.splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("step "))

@@ -13,7 +13,7 @@ import torch
 
 from elman.devices import sharing
 from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
-from elman.training import contention, ledger
+from elman.training import contention, totals
 from elman.training.contention import ContentionWatch, foreign
 from elman.training.cpu_share import CpuShare, Reading, busy_seconds, reading, usable_cpus
 
@@ -201,7 +201,7 @@ def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
             super().sample()
 
     monkeypatch.setattr(contention, "SAMPLE_SECONDS", 0.0)
-    monkeypatch.setattr(ledger, "ContentionWatch", Watch)
+    monkeypatch.setattr(totals, "ContentionWatch", Watch)
     assert train("train.steps=2", folder="alone").result["contended"] is False
     assert train(folder="shared").result["contended"] is True
 
@@ -209,9 +209,9 @@ def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
 def test_a_result_says_how_many_jobs_shared_the_gpu_also_after_a_session_alone(
     train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "jobs_on", lambda device: 4)
+    monkeypatch.setattr(totals, "jobs_on", lambda device: 4)
     shared = train("train.steps=2", folder="shared")
-    monkeypatch.setattr(ledger, "jobs_on", lambda device: 1)
+    monkeypatch.setattr(totals, "jobs_on", lambda device: 1)
     again = train("train.steps=3", f"train.resume={shared.folder}", folder="shared")
     assert (shared.result["jobs_per_gpu"], again.result["jobs_per_gpu"]) == (4, 4)
     assert train("train.steps=1", folder="alone").result["jobs_per_gpu"] == 1

@@ -13,6 +13,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,13 +34,17 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
-from elman.training import cuda_graph, stepper
-from elman.training import trainer as trainer_module
-from elman.training.checkpoints.retention import SaveReason
+from elman.training import cuda_graph
+from elman.training.agreement import Agreement
+from elman.training.assembly import state_of
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 from elman.training.held_out import HeldOut
+from elman.training.listeners import Moment
+from elman.training.loop import take_step, update
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.stepper import Stepper
+from elman.training.preparation import prepare_step, release_step
+from elman.training.training_state import TrainingState
+from tests.training.stopping import stop_after
 from tests.training.tapes import NOT_PERMITTED, Tapes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -53,8 +58,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> None:
         return config.train.graph is True
 
     monkeypatch.setattr(cuda_graph, "CudaGraphs", Tapes)
-    for module in (stepper, train_mode):
-        monkeypatch.setattr(module, "uses_graph", wanted)
+    monkeypatch.setattr(train_mode, "uses_graph", wanted)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -129,13 +133,14 @@ def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 @contextmanager
 def started(
     config: RunConfig, change: Callable[[LanguageModel], object] = lambda model: None
-) -> Iterator[Stepper]:
-    """Yield the stepper of a model, changed before the optimiser sees it."""
+) -> Iterator[TrainingState]:
+    """Yield the training state of a model, changed before the optimiser sees it."""
     with open_data(config.data, config.train.chunk_size, print) as data:
         torch.manual_seed(0)
         model = build_model(config.model, backend=config.kernels.backend)
         change(model)
-        made = Stepper(config, data, model, TrainingOptimizer(config.optim, model), CPU)
+        optimizer, graph = TrainingOptimizer(config.optim, model), config.train.graph is True
+        made = state_of(config, data, model, optimizer, CPU, graph=graph)
         try:
             yield made
         finally:
@@ -145,8 +150,8 @@ def started(
 def trained(config: RunConfig, graph: bool, steps: int = 4) -> list[Tensor]:
     """Return the losses, the gradients' norms and then the weights of a few steps."""
     with started(changed(config, "train", graph=graph)) as made:
-        made.discarded()
-        taken = [made.take(0.1) for _ in range(steps)]
+        prepare_step(made)
+        taken = [take_step(made, 0.1) for _ in range(steps)]
         numbers = [number for step in taken for number in (step.loss, step.grad_norm)]
         return [*numbers, *(w.detach().clone() for w in made.model.state_dict().values())]
 
@@ -175,15 +180,8 @@ def test_a_run_that_is_cut_goes_on_bitwise_the_same_replayed_or_not(
     overrides = ["train.steps=9", "train.tbptt=true", "train.grad_accum=2", "model.dropout=0.3"]
     whole = train(*overrides, "train.graph=false", folder="whole")
 
-    class Stop(trainer_module.Trainer):
-        def _after_step(self) -> None:
-            super()._after_step()
-            if self.stepper.step == 4:
-                self.saver.save(SaveReason.STEPS)
-                raise RuntimeError("stopped by the test")
-
     with monkeypatch.context() as patched:
-        patched.setattr(train_mode, "Trainer", Stop)
+        stop_after(patched, 4)
         half = train(*overrides, "train.graph=true", folder="half")
     assert "stopped by the test" in half.result["error"]
     shutil.copytree(half.folder, half.folder.with_name("other"), symlinks=True)
@@ -208,9 +206,9 @@ def test_steps_run_no_python_of_the_model(
         raise AssertionError("a replayed pass called the model")
 
     with started(changed(small, "train", graph=True)) as made:
-        made.discarded()
+        prepare_step(made)
         monkeypatch.setattr(LanguageModel, "forward", forward)
-        losses = [float(made.take(0.1).loss) for _ in range(3)]
+        losses = [float(take_step(made, 0.1).loss) for _ in range(3)]
     assert len(set(losses)) == 3
 
 
@@ -223,17 +221,17 @@ def test_a_schedule_free_update_is_replayed_and_keeps_what_is_not_finite_out(
     given = changed(small, "train", graph=True)
     optim = compose_config(["optim=schedulefree", "optim.warmup_steps=1"]).optim
     with started(given.model_copy(update={"optim": optim})) as made:
-        made.discarded()
+        prepare_step(made)
         monkeypatch.setattr(TrainingOptimizer, "step", step)
         seen = []
         for _ in range(3):
-            made.take(0.1)
+            take_step(made, 0.1)
             seen.append([w.clone() for w in made.model.state_dict().values()])
         assert not any(map(torch.equal, seen[0], seen[1]))
         made.model.embedding.data[:] *= 1e30  # the square of a gradient leaves fp32
         before = [w.clone() for w in made.model.state_dict().values()]
         moments = [m.clone() for m in made.optimizer.moments()]
-        made.take(0.1)
+        take_step(made, 0.1)
         assert made.blocked(drain=True)
         assert all(map(torch.equal, before, made.model.state_dict().values()))
         assert all(map(torch.equal, moments, made.optimizer.moments()))
@@ -246,7 +244,7 @@ def test_the_first_pass_leaves_no_trace(small: RunConfig) -> None:
     with started(changed(config, "train", graph=True)) as made:
         weights = [w.clone() for w in made.model.state_dict().values()]
         generator, batches = torch.get_rng_state(), made.batches.state_dict()
-        made.discarded()
+        prepare_step(made)
         assert torch.equal(torch.get_rng_state(), generator)
         assert made.batches.state_dict() == batches
         assert all(map(torch.equal, made.model.state_dict().values(), weights))
@@ -255,11 +253,11 @@ def test_the_first_pass_leaves_no_trace(small: RunConfig) -> None:
 
 def test_saved_states_stay_what_they_were(small: RunConfig) -> None:
     with started(changed(small, "train", graph=True)) as made:
-        made.discarded()
-        made.take(0.1)
+        prepare_step(made)
+        take_step(made, 0.1)
         saved = made.state_dict()["states"]
         before = [part.clone() for state in saved for part in state.values()]
-        made.take(0.1)
+        take_step(made, 0.1)
         after = [part for state in saved for part in state.values()]
         now = [part for state in made.state_dict()["states"] for part in state.values()]
     assert all(map(torch.equal, before, after))
@@ -272,8 +270,8 @@ def test_a_parameter_that_nothing_reaches_has_no_gradient(small: RunConfig) -> N
         model.final_norm.requires_grad_(False)
 
     with started(changed(small, "train", graph=True), change) as made:
-        made.discarded()
-        made.take(0.1)
+        prepare_step(made)
+        take_step(made, 0.1)
         missing = [name for name, p in made.model.named_parameters() if p.grad is None]
     assert missing == ["idle", "final_norm.weight"]
 
@@ -344,7 +342,7 @@ def test_a_parameter_of_the_first_chunk_alone_is_refused(
         started(changed(small, "train", graph=True), change) as made,
         pytest.raises(UserError, match="parameters that only rows with states reach"),
     ):
-        made.discarded()
+        prepare_step(made)
 
 
 def test_states_that_grow_are_refused(small: RunConfig) -> None:
@@ -353,7 +351,7 @@ def test_states_that_grow_are_refused(small: RunConfig) -> None:
         started(changed(config, "train", graph=True)) as made,
         pytest.raises(UserError, match="llama carries states that change their shape"),
     ):
-        made.discarded()
+        prepare_step(made)
 
 
 def test_memory_that_runs_out_in_a_capture_is_no_mistake(
@@ -381,22 +379,20 @@ class Crowded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, always: bool = False) -> None:
         self.refused = 0
-        score, kept = HeldOut.score, list[Stepper]()
-        discarded = Stepper.discarded
+        score, replays = HeldOut.score, list[cuda_graph.ReplayedPass]()
+        prepare = cuda_graph.ReplayedPass.prepare
 
-        def recorded(one: Stepper) -> float:
-            kept.append(one)
-            return discarded(one)
+        def recorded(replayed: cuda_graph.ReplayedPass) -> float:
+            replays.append(replayed)
+            return prepare(replayed)
 
         def crowded(held_out: HeldOut, *given: Any, **named: Any) -> Any:
-            passed = kept[-1]._pass
-            assert isinstance(passed, cuda_graph.ReplayedPass)
-            if always or passed._recorded:
+            if always or replays[-1]._recorded:
                 self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
             return score(held_out, *given, **named)
 
-        monkeypatch.setattr(Stepper, "discarded", recorded)
+        monkeypatch.setattr(cuda_graph.ReplayedPass, "prepare", recorded)
         monkeypatch.setattr(HeldOut, "score", crowded)
 
 
@@ -431,7 +427,7 @@ def test_a_forecast_that_does_not_fit_stops_nothing(train, monkeypatch: pytest.M
     def short(*given: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr(HeldOut, "foretell", short)
+    monkeypatch.setattr(HeldOut, "forecast", short)
     assert train("train.graph=true").status == ExitStatus.OK
 
 
@@ -452,9 +448,9 @@ def test_a_saved_model_is_not_compared_where_two_do_not_fit(
 def test_a_copy_that_does_not_fit_is_saved_with_more_room(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state_dict, refused = Stepper.state_dict, list[int]()
+    state_dict, refused = TrainingState.state_dict, list[int]()
 
-    def crowded(one: Stepper) -> dict[str, Any]:
+    def crowded(one: TrainingState) -> dict[str, Any]:
         if not one.released and not refused:
             refused.append(one.step)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
@@ -467,7 +463,7 @@ def test_a_copy_that_does_not_fit_is_saved_with_more_room(
         "train.graph=true",
         folder="roomy",
     )
-    monkeypatch.setattr(Stepper, "state_dict", crowded)
+    monkeypatch.setattr(TrainingState, "state_dict", crowded)
     found = train(
         "train.steps=9",
         "train.save_every=4",
@@ -483,21 +479,21 @@ def test_a_copy_that_does_not_fit_is_saved_with_more_room(
 def test_a_stopped_run_saves_without_the_memory_of_a_step(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state_dict = Stepper.state_dict
+    state_dict = TrainingState.state_dict
 
-    def crowded(one: Stepper) -> dict[str, Any]:
+    def crowded(one: TrainingState) -> dict[str, Any]:
         if not one.released:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return state_dict(one)
 
-    def stop(one: trainer_module.Trainer) -> None:
-        if one.stepper.step == 4:
+    def stop(one: Agreement) -> Moment:
+        if one._state.step == 4:
             one._interruption.take_over(signal.SIGTERM)
-        look(one)
+        return look(one)
 
-    look = trainer_module.Trainer._look
-    monkeypatch.setattr(trainer_module.Trainer, "_look", stop)
-    monkeypatch.setattr(Stepper, "state_dict", crowded)
+    look = Agreement.look
+    monkeypatch.setattr(Agreement, "look", stop)
+    monkeypatch.setattr(TrainingState, "state_dict", crowded)
     settings = ("train.steps=9", "train.val_every=null", "train.save_minutes=null")
     found = train(*settings, "train.graph=true")
     assert found.result["status"] == "interrupted"
@@ -536,16 +532,16 @@ def test_a_recording_that_fails_leaves_the_generator_and_the_flag(
     config = changed(small, "model", options=small.model.options | {"dropout": 0.5})
     config = changed(config, "train", graph=True).model_copy(update={"optim": optim})
     with started(config) as made:
-        made.discarded()
+        prepare_step(made)
         generator = torch.get_rng_state()
-        assert isinstance(made._pass, cuda_graph.ReplayedPass)
-        monkeypatch.setattr(made._pass._graphs, "record", full)
+        assert made.replayed is not None
+        monkeypatch.setattr(made.replayed._graphs, "record", full)
         with pytest.raises(torch.OutOfMemoryError):
-            made.discarded()
+            prepare_step(made)
         assert torch.equal(torch.get_rng_state(), generator)
         with pytest.raises(torch.OutOfMemoryError):
-            made._pass.record_update(made._apply, made._blocked)
-        assert not made._blocked
+            made.replayed.record_update(partial(update, made), made.finite.blocked)
+        assert not made.finite.blocked
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -555,12 +551,12 @@ def test_recording_an_update_again_keeps_whether_steps_are_blocked(
     optim = compose_config(["optim=schedulefree"]).optim
     config = changed(small, "train", graph=True).model_copy(update={"optim": optim})
     with started(config) as made:
-        made.discarded()
-        made._blocked.fill_(blocked)
-        made.make_room()
-        made.discarded()
-        assert bool(made._blocked) is blocked
-        assert made._replayed is not None
+        prepare_step(made)
+        made.finite.blocked.fill_(blocked)
+        release_step(made)
+        prepare_step(made)
+        assert bool(made.finite.blocked) is blocked
+        assert made.replayed_update is not None
 
 
 # ---- what is asked of PyTorch

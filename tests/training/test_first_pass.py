@@ -13,9 +13,9 @@ import torch
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.models.build import build_model
-from elman.training import first_pass, passes, trainer
+from elman.training import first_pass, objective, preparation, trainer
 from elman.training.first_pass import LayerProgress
-from elman.training.ledger import Ledger
+from elman.training.totals import Totals
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_pass_that_will_take_too_long_is_refused_while_it_runs(
     monkeypatch.setattr(first_pass.time, "perf_counter", lambda: next(clock))
     config = compose_config(["model=e1", "model.dim=128", "model.depth=3"])
     model = build_model(config.model, backend="reference", device=torch.device("cpu"))
-    layers = LayerProgress(model.layers, config)
+    layers = LayerProgress(model.layers, config.train)
     with layers.watched(), pytest.raises(UserError, match=r"max_step_hours=24 refuses that"):
         model.loss(torch.zeros(1, 3, dtype=torch.uint8))
     assert not any(layer._forward_hooks for layer in model.layers)
@@ -63,15 +63,15 @@ def test_a_pass_tells_the_layer_that_it_is_at(
     config = compose_config(["model=e1", "model.dim=128", "model.depth=3"])
     model = build_model(config.model, backend="reference", device=torch.device("cpu"))
     model.activation_checkpointing = recomputed
-    layers, told = LayerProgress(model.layers, config), [""]
+    layers, told = LayerProgress(model.layers, config.train), [""]
     note = layers._note
 
     def noted(*given: Any) -> None:
         note(*given)
-        told.append(layers.told())
+        told.append(layers.progress())
 
     monkeypatch.setattr(layers, "_note", noted)
-    assert layers.told() == ""
+    assert layers.progress() == ""
     with layers.watched():
         model.loss(torch.zeros(1, 3, dtype=torch.uint8))[0].backward()
     assert [text.split(", about")[0] for text in told[1:]] == [
@@ -88,7 +88,7 @@ def test_a_pass_tells_the_layer_that_it_is_at(
 
 def _compiled_by(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run compile for this backend, which takes less time than the usual one."""
-    monkeypatch.setattr(passes.torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(objective.torch, "compile", partial(torch.compile, backend=backend))
 
 
 @pytest.mark.parametrize("overrides", [(), ("train.tbptt=true",)], ids=["plain", "tbptt"])
@@ -96,13 +96,13 @@ def test_nothing_is_compiled_inside_the_clock(
     train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     _compiled_by("eager", monkeypatch)
-    begin = Ledger.begin
+    begin = Totals.session_begins
 
-    def begun(self: Ledger, *given: Any) -> None:
+    def begun(totals: Totals) -> None:
         torch.compiler.set_stance("fail_on_recompile")
-        begin(self, *given)
+        begin(totals)
 
-    monkeypatch.setattr(Ledger, "begin", begun)
+    monkeypatch.setattr(Totals, "session_begins", begun)
     whole = ("train.compile=true", "train.val_every=2", "kernels.backend=reference", *overrides)
     try:
         first = train("train.steps=4", *whole)
@@ -134,8 +134,8 @@ def test_the_time_of_a_step_is_told_without_that_of_the_compiler(
         def perf_counter(self) -> float:
             return now[0]
 
-    monkeypatch.setattr(passes.torch, "compile", compiled)
-    monkeypatch.setattr(passes, "time", Clock())
+    monkeypatch.setattr(objective.torch, "compile", compiled)
+    monkeypatch.setattr(preparation, "time", Clock())
     monkeypatch.setattr(trainer, "SHOWN_SECONDS", 0.0)
     train("train.compile=true", "train.steps=1")
     assert "a step may take 0s, as a compiled pass did" in capfd.readouterr().out

@@ -27,9 +27,10 @@ from elman.ops.channel.custom_op import Kernels
 from elman.parity import gate
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import resumed_config
-from elman.training import cuda_graph, stepper
+from elman.training import cuda_graph
+from elman.training.assembly import state_of
+from elman.training.loop import forward_backward
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.stepper import Stepper
 from tests.training.tapes import Tapes
 
 ON = "data.reset_at_documents=true"
@@ -93,12 +94,13 @@ def test_training_passes_every_document_by_itself(documents: Path, tbptt: str) -
     with open_data(config.data, 16, print) as data:
         torch.manual_seed(0)
         model = build_model(config.model, backend="reference", reset_after=config.data.reset_after)
-        made = Stepper(config, data, model, TrainingOptimizer(config.optim, model), CPU)
+        optimizer = TrainingOptimizer(config.optim, model)
+        made = state_of(config, data, model, optimizer, CPU, graph=False)
         try:
             rows = [torch.from_numpy(made.batches.next()) for _ in range(3)]
             states, found = None, []
             for batch in rows:
-                loss, states = made._pass.run(batch, states, fresh=True, mark=stepper.unmarked)
+                loss, states = forward_backward(made, batch, states)
                 found.append(float(loss))
         finally:
             made.batches.close()
@@ -125,8 +127,7 @@ def test_a_replayed_run_is_bitwise_the_eager_one(
     train, documents: Path, monkeypatch: pytest.MonkeyPatch, tbptt: str
 ) -> None:
     monkeypatch.setattr(cuda_graph, "CudaGraphs", Tapes)
-    for module in (stepper, train_mode):
-        monkeypatch.setattr(module, "uses_graph", lambda config, _: config.train.graph is True)
+    monkeypatch.setattr(train_mode, "uses_graph", lambda config, _: config.train.graph is True)
     settings = (*CONV, ON, f"data.path={documents}", f"train.tbptt={tbptt}", "train.grad_accum=2")
     eager = train(*settings, "train.graph=false", folder="eager")
     replayed = train(*settings, "train.graph=true", folder="replayed")

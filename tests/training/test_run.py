@@ -19,9 +19,11 @@ from elman.base.exit_status import ExitStatus
 from elman.kernels import stalls
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
+from elman.training import loop
 from elman.training import trainer as trainer_module
-from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
+from elman.training.training_state import TrainingState
+from tests.training.stopping import stop_after
 
 Train = Callable[..., object]
 
@@ -87,16 +89,15 @@ def test_the_data_have_a_seed_of_their_own(train) -> None:
     other = train("train.data_seed=7", folder="other")
     assert usual.records("step")[0] != other.records("step")[0]
 
-    class Stop(trainer_module.Trainer):
-        def first_pass(self) -> None:
-            started.append((self.model.state_dict(), self.stepper.batches.next().copy()))
-            raise UserError("stopped by the test")
+    def first_pass(state: TrainingState, display: object) -> float:
+        started.append((state.model.state_dict(), state.batches.next().copy()))
+        raise UserError("stopped by the test")
 
     started: list[tuple[dict[str, torch.Tensor], np.ndarray]] = []
     settings = (("1", "7"), ("1", "8"), ("2", "7"))
     for seed, of_data in settings:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train_mode, "Trainer", Stop)
+            patch.setattr(trainer_module, "first_pass", first_pass)
             with pytest.raises(UserError, match="by the test"):
                 train(f"train.seed={seed}", f"train.data_seed={of_data}", folder=seed + of_data)
     (first, rows), (weights, other_rows), (other_weights, again) = started
@@ -140,19 +141,9 @@ def _cut_back(folder: Path, train, overrides: list[str]) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
 
-    class Stop(trainer_module.Trainer):
-        def _after_step(self) -> None:
-            super()._after_step()
-            if self.stepper.step == 4:
-                self.saver.save(SaveReason.STEPS)
-                raise RuntimeError("stopped by the test")
-
-    original = train_mode.Trainer
-    train_mode.Trainer = Stop
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 4)
         stopped = train("train.steps=9", *overrides, folder=folder.name)
-    finally:
-        train_mode.Trainer = original
     assert stopped.status == ExitStatus.FAILED
     assert stopped.result["status"] == "crash"
     assert "stopped by the test" in stopped.result["error"]
@@ -293,7 +284,7 @@ def test_running_out_of_memory_on_the_way_is_no_crash(
     def exhausted(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr(trainer_module.Stepper, "take", exhausted)
+    monkeypatch.setattr(loop, "take_step", exhausted)
     run = train()
     assert run.status == ExitStatus.OUT_OF_MEMORY
     assert "Tried to allocate" in run.result["error"]

@@ -8,17 +8,17 @@ import torch
 import elman
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
+from elman.base.signals import Stopped
 from elman.config.compose import compose_config
 from elman.data.tasks.batches import TaskData
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.modes import tasks as tasks_mode
-from elman.modes import train as train_mode
 from elman.runs.folder import config_hash
 from elman.runs.prepared import PreparedRun
 from elman.sections.tasks import IGNORED
-from elman.training import trainer as trainer_module
-from elman.training.checkpoints.retention import SaveReason
+from elman.training.held_out_answers import HeldOutAnswers
+from tests.training.stopping import stop_after
 
 PARITY = ("data=parity", "data.lengths=[16,24]", "data.val_rows=8", "data.test_rows=8")
 EASY = (*PARITY, "train.steps=60", "train.val_every=10", "optim.lr=0.01", "train.batch_size=16")
@@ -92,15 +92,8 @@ def test_a_run_learns(train) -> None:
 def test_a_run_that_was_killed_goes_on_bit_for_bit(train, monkeypatch, more: list[str]) -> None:
     whole = train(*PARITY, *more, folder="whole")
 
-    class Stop(trainer_module.Trainer):
-        def _after_step(self) -> None:
-            super()._after_step()
-            if self.stepper.step == 4:
-                self.saver.save(SaveReason.STEPS)
-                raise RuntimeError("stopped by the test")
-
     with monkeypatch.context() as patched:
-        patched.setattr(train_mode, "Trainer", Stop)
+        stop_after(patched, 4)
         assert train(*PARITY, *more, folder="half").status == ExitStatus.FAILED
     folder = whole.folder.parent / "half"
     resumed = train(*PARITY, *more, f"train.resume={folder}", folder="half")
@@ -114,10 +107,10 @@ def test_a_signal_during_the_test_leaves_a_run_that_only_has_the_test_to_do(
     train, monkeypatch
 ) -> None:
     def stopped(*args: object) -> None:
-        raise trainer_module.Stopped
+        raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module.HeldOutAnswers, "by_length", stopped)
+        patched.setattr(HeldOutAnswers, "by_length", stopped)
         run = train(*PARITY)
     assert run.result["status"] == "interrupted"
     assert run.result["accuracy_by_length"] == {}

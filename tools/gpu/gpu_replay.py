@@ -1,7 +1,7 @@
 """Compares training passes replayed as CUDA graphs with eager ones on a GPU: bits, then speed.
 
-cells     a small model of every cell, without and with carried states: steps of the trainer's own
-          stepper, eager twice and replayed; losses, gradient norms and weights must agree to the
+cells     a small model of every cell, without and with carried states: steps of the training
+          loop, eager twice and replayed; losses, gradient norms and weights must agree to the
           bit wherever two eager runs do. Every cell runs in its own process, several at once.
 settings  whole training runs of one model, eager and replayed: every optimizer, accumulation,
           streams, dropout, another precision, a run that is resumed, one that is profiled
@@ -53,8 +53,11 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.modes.train import run as run_training
 from elman.runs.prepared import PreparedRun
+from elman.training.assembly import state_of
+from elman.training.loop import take_step
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.stepper import Stepper
+from elman.training.preparation import prepare_step
+from elman.training.training_state import TrainingState
 
 TAKEN = 4  # steps of a cell
 # Where eager runs differ among themselves, by sums whose order the GPU chooses.
@@ -133,30 +136,31 @@ def steps_of(config: RunConfig, device: torch.device, *, graph: bool) -> list[Te
     """Return losses and gradient norms of some steps, then the weights after them, in fp64."""
     train = config.train.model_copy(update={"graph": graph})
     config = config.model_copy(update={"train": train})
-    with stepper_of(config, device) as stepper:
-        assert stepper.graph == graph
-        stepper.discarded()
-        taken = [stepper.take(0.1) for _ in range(TAKEN)]
+    with training_state(config, device, graph=graph) as state:
+        prepare_step(state)
+        taken = [take_step(state, 0.1) for _ in range(TAKEN)]
         numbers = [torch.stack([step.loss for step in taken])]
         numbers.append(torch.stack([step.grad_norm for step in taken]))
-        ended = [weight.detach() for weight in stepper.model.state_dict().values()]
+        ended = [weight.detach() for weight in state.model.state_dict().values()]
         return [number.double().cpu() for number in (*numbers, *ended)]
 
 
 @contextlib.contextmanager
-def stepper_of(config: RunConfig, device: torch.device) -> Iterator[Stepper]:
-    """Yield the trainer's stepper of a configuration."""
+def training_state(
+    config: RunConfig, device: torch.device, *, graph: bool
+) -> Iterator[TrainingState]:
+    """Yield what the steps of a configuration read and change."""
     cell = registry.cell(config.model.cell).under(config.model.options)
     backend = resolve_backend(cell, "auto", device, allow_slow=True)
     with open_data(config.data, config.train.chunk_size, print) as data:
         torch.manual_seed(0)
         model = build_model(config.model, backend=backend, device=device, allow_slow=True)
         optimizer = TrainingOptimizer(config.optim, model)
-        stepper = Stepper(config, data, model, optimizer, device)
+        state = state_of(config, data, model, optimizer, device, graph=graph)
         try:
-            yield stepper
+            yield state
         finally:
-            stepper.batches.close()
+            state.batches.close()
 
 
 def check_cells(given: argparse.Namespace, out: Path) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from elman.data.batches import AnyRunData
 from elman.evaluation.validation import autocast
 from elman.kernels.graphs import Graphs
 from elman.models.build import build_model
+from elman.training.assembly import state_of
+from elman.training.cuda_graph import uses_graph
+from elman.training.loop import take_step
+from elman.training.objective import Mark, unmarked
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.passes import EagerPass, Mark, unmarked
-from elman.training.stepper import Stepper
+from elman.training.preparation import prepare_pass, prepare_step
 
 FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
 DATA, PASSES = "data", "passes"
@@ -184,29 +187,28 @@ class StepSubject(Subject):
             reset_after=config.data.reset_after,
         )
         optimizer = TrainingOptimizer(config.optim, model, backend)
-        self._stepper = Stepper(config, data, model, optimizer, device)
-        self._eager = EagerPass(config, model, optimizer, device)
-        self.replayed = self._stepper.graph
+        self.replayed = uses_graph(config, device)
+        self._state = state_of(config, data, model, optimizer, device, graph=self.replayed)
         if self.replayed:
             self.parts = (DATA, PASSES, OPTIMISER)
-            self._stepper.discarded()  # records it
+            prepare_step(self._state)  # records it
         self.params = model.num_params()
         self.tokens = config.train.batch_size * config.train.chunk_size
 
     def iterate(self, mark: Mark) -> None:
         """See :class:`Subject`."""
         names = {BACKWARD: PASSES} if self.replayed else {}
-        self._stepper.mark = lambda part: mark(names.get(part, part))
-        self._stepper.take(0.5)
+        self._state.mark = lambda part: mark(names.get(part, part))
+        take_step(self._state, 0.5)
 
     def loss_and_gradients(self) -> None:
         """See :class:`Subject`."""
-        self._eager.prepare(None)
+        prepare_pass(self._state, None)
 
     def weights(self) -> list[Tensor]:
         """See :class:`Subject`."""
-        return list(self._stepper.model.parameters())
+        return list(self._state.model.parameters())
 
     def close(self) -> None:
         """Stop reading data ahead."""
-        self._stepper.batches.close()
+        self._state.batches.close()

@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,6 +60,7 @@ from elman.runs.folder import (
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import refuse_edited, refuse_without_checkpoints
 from elman.runs.state import read_run_result
+from elman.training.assembly import new_model, new_state
 from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import (
     Checkpoint,
@@ -71,8 +73,8 @@ from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
 from elman.training.memory.advice import memory_advice, shortage
 from elman.training.memory.estimate import available_memory, estimate_memory
+from elman.training.memory_guard import TooLittleMemoryError
 from elman.training.recorder import NoRecorder, Recorder, write_result
-from elman.training.room import NoRoomError
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")
@@ -92,6 +94,7 @@ def run(job: PreparedRun) -> ExitStatus:
     if device.type == "cpu" and config.train.device == "auto":
         refuse_wrong_visible(asked_driver())
     division = divide(config.parallel, config.train.batch_size, place)
+    graph = uses_graph(config, device)
     _prepare(config, device, division)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),
@@ -104,7 +107,7 @@ def run(job: PreparedRun) -> ExitStatus:
         # Only the ranks that rank 0 leads are in a folder that is locked already.
         lock = RunLock(folder) if place.leads else nullcontext()
         with lock, open_data(config.data, config.train.chunk_size, display.say) as data:
-            setup = TrainingSetup(config, folder, data, device, backend, team, division)
+            setup = TrainingSetup(config, folder, data, device, backend, graph, team, division)
             return _Session(job, setup, display).run()
 
     if not place.alone:
@@ -186,7 +189,7 @@ class _Session:
 
     @property
     def _begun(self) -> bool:
-        return self._trainer is not None and self._trainer.ledger.begun
+        return self._trainer is not None and self._trainer.begun
 
     def _take_up(self) -> None:
         """Note in the run folder that the run has these settings from here on."""
@@ -248,27 +251,26 @@ class _Session:
             config_text(config),
             self._display.say,
         )
-        trainer = Trainer(
+        data, device = self._setup.data, self._device
+        state = new_state(
             config,
-            folder,
-            self._setup.data,
-            self._device,
-            store,
-            self._display,
-            self._team,
-            lambda model: cut_model(model, config, self._team),
+            data,
+            device,
+            graph=self._setup.graph,
+            team=self._team,
+            shard=lambda model: cut_model(model, config, self._team),
         )
+        again = partial(new_model, config, device)
+        trainer = Trainer(config, folder, state, data, again, store, self._display, interruption)
         # A worker process ends only when no thread makes rows any more.
-        with closing(trainer.stepper.batches):
-            return self._run(trainer, store, interruption)
+        with closing(state.batches):
+            return self._run(trainer, store)
 
-    def _run(
-        self, trainer: Trainer, store: CheckpointStore, interruption: Interruption
-    ) -> RunStatus:
+    def _run(self, trainer: Trainer, store: CheckpointStore) -> RunStatus:
         config, folder = self._config, self._folder
         self._restore(trainer, store)
-        precision = trainer.stepper.optimizer.matrix_precision
-        compare_starts(self._team, config, self._setup.data, trainer.model, precision)
+        model, precision = trainer.state.model, trainer.state.optimizer.matrix_precision
+        compare_starts(self._team, config, self._setup.data, model, precision)
         if self._team.place.leads:
             self._require_room(trainer)
         for line in start_lines(self._setup, self._findings, trainer):
@@ -280,7 +282,7 @@ class _Session:
         if not self._taken_up:
             self._take_up()
         with closing(self._recorder) as recorder:
-            status = trainer.run(recorder, interruption)
+            status = trainer.run(recorder)
         if status is RunStatus.NAN:
             self._error = self._not_finite(trainer)
         return status
@@ -302,7 +304,7 @@ class _Session:
 
     def _require_room(self, trainer: Trainer) -> None:
         """Refuse a run whose first checkpoint does not fit the disk: it would train for nothing."""
-        weights = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+        weights = sum(p.numel() * p.element_size() for p in trainer.state.model.parameters())
         needed = checkpoint_size(weights, weights)  # every optimizer keeps as much, or more
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
@@ -366,7 +368,7 @@ class _Session:
         return memory_advice(self._config, self._as_run, available, self._findings.estimate)
 
     def _out_of_memory(self, error: Exception) -> RunStatus:
-        if isinstance(error, NoRoomError):
+        if isinstance(error, TooLittleMemoryError):
             self._error = str(error)
             return RunStatus.OOM
         self._error = f"{shortage(error)}; {self._advice(available_memory(self._device))}"
@@ -374,10 +376,10 @@ class _Session:
 
     def _not_finite(self, trainer: Trainer) -> str:
         """Say what was not finite, at which step, what is saved, and what to try."""
-        step, lr = trainer.stepper.step, self._config.optim.lr
+        step, lr = trainer.state.step, self._config.optim.lr
         kept = f"the weights of step {step:,} are saved" if step else "no step was applied"
         return (
-            f"the {trainer.ledger.non_finite} was not finite at step {step + 1:,}; {kept}; try a "
+            f"the {trainer.totals.non_finite} was not finite at step {step + 1:,}; {kept}; try a "
             f"smaller optim.lr ({lr / 3:.2g} is a third) or a longer optim.warmup_steps"
         )
 
@@ -436,7 +438,6 @@ class _Session:
 
 def _prepare(config: RunConfig, device: torch.device, division: Division) -> None:
     """Process-wide settings, and what the run needs, checked before any work."""
-    uses_graph(config, device)  # raises if a graph is asked for and there is no GPU
     if division.exact and device.type == "cpu":
         torch.set_num_threads(1)  # more would share out sums by their number
     if division.exact:

@@ -46,6 +46,7 @@ class TrainingSetup:
         data: The open data.
         device: Where the model lives.
         backend: The backend that was chosen.
+        graph: Whether the pass is replayed as a CUDA graph.
         team: The ranks that train the model.
         division: The parts of a batch, and which of them this rank computes.
     """
@@ -55,6 +56,7 @@ class TrainingSetup:
     data: AnyRunData
     device: torch.device
     backend: str
+    graph: bool
     team: Team
     division: Division
 
@@ -92,14 +94,14 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
     config, model, path = setup.config, setup.config.model, setup.path
     memory = f", about {MEMORY.text(findings.estimate, 1)} of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
-    graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
-    optimizer = trainer.stepper.optimizer
+    graph = ", replayed as a CUDA graph" if setup.graph else ""
+    optimizer = trainer.state.optimizer
     update = ", updated by one kernel" if optimizer.in_a_kernel else ""
     if optimizer.matrix_precision is not None:
         update = f", Muon in {optimizer.matrix_precision}"
     lines = [
         f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
-        f"{trainer.model.num_params():,} parameters, "
+        f"{trainer.state.model.num_params():,} parameters, "
         f"backend {setup.backend}{through} on {setup.device}{graph}{update}{memory}"
         f"{sharing(setup.team, setup.division, config)}",
         f"data: {_told_data(setup)}",
@@ -203,13 +205,9 @@ def run_result(
 
 def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: Trainer) -> None:
     """Set what is known once there is a model."""
-    stepper = trainer.stepper
-    trainer.ledger.fill(
-        result, trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
-    )
+    trainer.totals.fill(result)
     result.reload_difference_bpb = trainer.reload_difference
-    result.backend = setup.backend
+    result.backend, result.graph = setup.backend, setup.graph
     result.parity, result.norm_parity = findings.parity, findings.norm_parity
     result.path, result.slow_path = setup.path, on_slow_path(setup.backend)
-    result.graph = stepper.graph
-    result.matrix_precision = stepper.optimizer.matrix_precision
+    result.matrix_precision = trainer.state.optimizer.matrix_precision

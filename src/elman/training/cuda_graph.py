@@ -19,15 +19,15 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
-from elman.kernels.graphs import CudaGraphs, Graphs, why_not_captured
+from elman.kernels.graphs import CudaGraphs, why_not_captured
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
 from elman.sections.graphs import graph_conflict
-from elman.training.objective import batch_shape
+from elman.sections.model import ModelConfig
+from elman.sections.training import TrainConfig
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.passes import EagerPass, Mark
 from elman.training.rng import rng_state, set_rng_state
 
 # Between a replay and the same pass run eagerly. Only sums whose order the GPU chooses may differ.
@@ -64,6 +64,9 @@ def _loops_in_python(config: RunConfig) -> bool:
     return REFERENCE in (config.kernels.backend, best_backend(cell, "cuda"))
 
 
+Compute = Callable[[Tensor, Sequence[State] | None], tuple[Tensor, list[State] | None]]
+"""Adds the gradients of a batch; from it and states to the mean loss and the states after it."""
+
 Update = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Updates the weights, from the losses of a batch's parts, [k]; returns their mean and the norm."""
 
@@ -87,42 +90,44 @@ class _Recorded(NamedTuple):
 
 
 class ReplayedPass:
-    """A training pass that is recorded once and then replayed.
+    """The forward and backward pass of a micro-batch, recorded once and then replayed.
 
     The first micro-batch of a step writes its gradients; it does not add them to zeros. An eager
     step does the same, because its gradients are None before. So a parameter that gets no gradient
     in the pass keeps None.
 
     Args:
-        config: The run's configuration.
+        train: Group ``train``.
+        settings: Group ``model``.
         model: The model to train. Its parameters and buffers must not move in memory from now on.
         optimizer: Its optimizer.
         device: Device of both.
-        graphs: Records and replays the work; None means CUDA graphs.
+        compute: The pass that is recorded.
+        batch_shape: The shape of a batch.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        train: TrainConfig,
+        settings: ModelConfig,
         model: LanguageModel,
         optimizer: TrainingOptimizer,
         device: torch.device,
-        graphs: Graphs | None = None,
+        compute: Compute,
+        batch_shape: tuple[int, ...],
     ) -> None:
-        train = config.train
-        self._config, self._model, self._optimizer = config, model, optimizer
-        self._device, self._carries = device, train.tbptt
-        self._eager = EagerPass(config, model, optimizer, device)
-        self._graphs = CudaGraphs(device) if graphs is None else graphs
-        shape = batch_shape(config, train.batch_size)
-        self._batch = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._train, self._settings = train, settings
+        self._model, self._optimizer, self._device = model, optimizer, device
+        self._compute_batch, self._graphs = compute, CudaGraphs(device)
+        self._batch = torch.zeros(batch_shape, dtype=torch.uint8, device=device)
         self._states: list[State] | None = None
         self._recorded: dict[_Kind, _Recorded] = {}
 
-    def prepare(self, states: Sequence[State] | None) -> float:
-        """See :class:`~.passes.TrainingPass`: builds kernels, records, and compares.
+    def prepare(self) -> float:
+        """Build kernels, record, and compare; weights and gradients do not change.
 
-        The seconds are those of all this.
+        Returns:
+            The seconds of all this.
 
         Raises:
             UserError: the pass cannot be recorded, or a replay gives another result.
@@ -150,9 +155,21 @@ class ReplayedPass:
         return time.perf_counter() - began
 
     def run(
-        self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
+        self, batch: Tensor, states: list[State] | None, *, fresh: bool
     ) -> tuple[Tensor, list[State] | None]:
-        """See :class:`~.passes.TrainingPass`; the marks for forward and backward come together."""
+        """Compute one micro-batch; the gradients land in the parameters.
+
+        Args:
+            batch: Bytes, uint8, on the device.
+            states: The states that the last call returned, or a saved copy; None for rows that
+                start.
+            fresh: Whether this is the first micro-batch of its optimizer step. Its gradients
+                replace the existing ones; those of later ones are added.
+
+        Returns:
+            The loss, nats per byte, and the states after the batch (None without ``train.tbptt``).
+            Both are valid until the next call.
+        """
         assert self._recorded, "prepare records the pass"
         self._batch.copy_(batch)
         if states is not None and states is not self._states:
@@ -165,7 +182,7 @@ class ReplayedPass:
         return self._replay(kind), self._states
 
     def release(self) -> None:
-        """See :class:`~.passes.TrainingPass`: drops the graphs."""
+        """Drop the graphs and their memory; :meth:`prepare` then comes before the next pass."""
         self._recorded.clear()
         self._graphs.release()
 
@@ -204,24 +221,24 @@ class ReplayedPass:
 
     def _kinds(self) -> list[_Kind]:
         """Return the kinds to record, ordered so that states exist before they are needed."""
-        restart = not self._carries
+        restart = not self._train.tbptt
         kinds = [_Kind(restart, fresh=True)]
-        if self._config.train.grad_accum > 1:
+        if self._train.grad_accum > 1:
             kinds.append(_Kind(restart, fresh=False))
-        return [_Kind(restart=True, fresh=False), *kinds] if self._carries else kinds
+        return [_Kind(restart=True, fresh=False), *kinds] if self._train.tbptt else kinds
 
     def _begin(self) -> None:
         """Forget earlier recordings, and fill the input with symbols of every value."""
         self._states = None
         self._recorded.clear()
         values = torch.arange(self._batch.numel(), device=self._device)
-        values %= self._config.model.vocab_size
+        values %= self._settings.vocab_size
         self._batch.copy_(values.view_as(self._batch))
 
     def _compute(self, kind: _Kind) -> Tensor:
         """Run the work that a graph records: add a micro-batch's gradients and store its states."""
         given = None if kind.restart else self._states
-        loss, states = self._eager.compute(self._batch, given)
+        loss, states = self._compute_batch(self._batch, given)
         if states is not None and self._states is None:
             self._states = copied(states)
         elif states is not None:
@@ -279,7 +296,7 @@ class ReplayedPass:
         return torch.stack(figures)
 
     def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
-        asked = str(self._config.train.graph).lower()
+        asked = str(self._train.graph).lower()
         raise UserError(
-            f"train.graph={asked}: {self._config.model.name} {why}; use train.graph=false"
+            f"train.graph={asked}: {self._settings.name} {why}; use train.graph=false"
         ) from cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from elman.base.errors import UserError
 from elman.base.units import duration
-from elman.config.run_config import RunConfig
+from elman.sections.training import TrainConfig
+from elman.training.display import Display
+from elman.training.preparation import prepare_step
+from elman.training.training_state import TrainingState
 
 _BACKWARD = 2.0
 """Work of a layer's backward pass, in forward passes."""
@@ -29,16 +32,16 @@ class LayerProgress:
 
     Args:
         layers: The model's layers, in order.
-        config: The run's configuration.
+        train: Group ``train``.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], config: RunConfig) -> None:
-        self._layers, self._config = [*layers], config
+    def __init__(self, layers: Iterable[nn.Module], train: TrainConfig) -> None:
+        self._layers, self._train = [*layers], train
         self._began = time.perf_counter()
         self._at: tuple[str, int] | None = None
         self._done = 0.0
 
-    def told(self) -> str:
+    def progress(self) -> str:
         """Return what is computed now and what is left, as the end of a line."""
         if self._at is None:
             return ""
@@ -87,7 +90,7 @@ class LayerProgress:
     def _note(self, what: str, number: int, done: float) -> None:
         self._at, self._done = (what, number), done
         if done and self._seconds() >= _TRUSTED_SECONDS:
-            refuse_too_long(self._config, self._whole() * self._config.train.grad_accum)
+            refuse_too_long(self._train, self._whole() * self._train.grad_accum)
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began
@@ -96,45 +99,73 @@ class LayerProgress:
         return self._seconds() * (1 + _BACKWARD) * len(self._layers) / self._done
 
 
+def first_pass(state: TrainingState, display: Display) -> float:
+    """Build missing kernels and check that a step fits into memory; the clock does not run yet.
+
+    Returns:
+        The seconds of a step, as this pass tells.
+
+    Raises:
+        UserError: the pass cannot be replayed as a graph, or a step would take longer than
+            ``train.max_step_hours``.
+    """
+    train, team = state.train, state.team
+    refuse_hopeless(train, state.budget.flops_per_byte, state.device, team.place.size)
+    progress: Callable[[], str] = str
+    watching: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    what = "compiling the pass" if train.compile else "first pass"
+    if state.device.type == "cpu" and not train.compile:
+        layers = LayerProgress(state.model.layers, train)
+        progress, watching = layers.progress, layers.watched()
+    with watching, display.long_step(f"{what} (not counted)", progress):
+        if state.reduction.sharded:  # a pass needs every rank
+            seconds = prepare_step(state)
+        else:
+            with team.host_first("building kernels"):
+                seconds = prepare_step(state)
+    seconds *= train.grad_accum
+    refuse_too_long(train, max(row[0] for row in team.gather(seconds)))
+    return seconds
+
+
 def refuse_hopeless(
-    config: RunConfig, flops_per_byte: float | None, device: torch.device, ranks: int
+    train: TrainConfig, flops_per_byte: float | None, device: torch.device, ranks: int
 ) -> None:
     """Raise UserError if no machine could take a step within ``train.max_step_hours``.
 
     Args:
-        config: The run's configuration.
+        train: Group ``train``.
         flops_per_byte: Operations of training for a byte; None if they cannot be counted.
         device: Where the model is trained.
         ranks: How many processes share a batch.
     """
-    train, hours = config.train, config.train.max_step_hours
+    hours = train.max_step_hours
     if hours is None or flops_per_byte is None:
         return
     peak = _CPU_PEAK * torch.get_num_threads() if device.type == "cpu" else _GPU_PEAK
     predicted = train.batch_size * train.chunk_size * train.grad_accum
     seconds = flops_per_byte * predicted / (peak * ranks)
     if seconds > 3600 * hours:
-        raise too_long(config, seconds, "at least")
+        raise too_long(train, seconds, "at least")
 
 
-def refuse_too_long(config: RunConfig, seconds: float) -> None:
+def refuse_too_long(train: TrainConfig, seconds: float) -> None:
     """Raise UserError if a step of so many seconds is longer than ``train.max_step_hours``."""
-    hours = config.train.max_step_hours
+    hours = train.max_step_hours
     if hours is not None and seconds > 3600 * hours:
-        raise too_long(config, seconds)
+        raise too_long(train, seconds)
 
 
-def too_long(config: RunConfig, seconds: float, about: str = "about") -> UserError:
+def too_long(train: TrainConfig, seconds: float, about: str = "about") -> UserError:
     """Return the error of a step that would take so many seconds."""
-    train = config.train
     sizes = {
         "train.grad_accum": train.grad_accum,
         "train.batch_size": train.batch_size,
         "train.chunk_size": train.chunk_size,
     }
-    told = " or ".join(f"{name} ({n:,})" for name, n in sizes.items() if n > 1)
+    smaller = " or ".join(f"{name} ({n:,})" for name, n in sizes.items() if n > 1)
     return UserError(
         f"one step would take {about} {duration(seconds)}, and train.max_step_hours="
-        f"{train.max_step_hours:g} refuses that; make {told} smaller, choose a smaller model, or "
-        "allow it with train.max_step_hours=null"
+        f"{train.max_step_hours:g} refuses that; make {smaller} smaller, choose a smaller model, "
+        "or allow it with train.max_step_hours=null"
     )

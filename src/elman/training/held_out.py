@@ -13,7 +13,6 @@ import torch
 
 from elman.base.signals import Interruption, Stopped
 from elman.base.units import duration
-from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.files import Bytes
 from elman.data.windows import validation_batches, validation_windows
@@ -21,7 +20,7 @@ from elman.distributed.team import ALONE, Team, ordered
 from elman.evaluation.metrics import bits_per_byte
 from elman.evaluation.validation import nats_of_batches, score
 from elman.models.language_model import LanguageModel
-from elman.sections.training import DataConfig
+from elman.sections.training import DataConfig, TrainConfig
 from elman.training.display import WAIT_SECONDS, Display
 
 _WORTH_SAYING_SECONDS = 10.0
@@ -47,24 +46,27 @@ class HeldOut:
     """Scores the windows of ``val_bpb``.
 
     Args:
-        config: The run's configuration.
+        text: Group ``data``.
+        train: Group ``train``.
         data: The open data.
         device: Where the model lives.
         display: Shows progress to people.
         team: The ranks; each scores its own batches, and the sum is that of one rank.
+        sharded: Whether each rank holds only a part of the model.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        text: DataConfig,
+        train: TrainConfig,
         data: Data,
         device: torch.device,
         display: Display,
         team: Team = ALONE,
+        sharded: bool = False,
     ) -> None:
-        assert isinstance(config.data, DataConfig)
-        self._config, self._text, self._data, self._device = config, config.data, data, device
-        self._display, self._team = display, team
+        self._text, self._train, self._data, self._device = text, train, data, device
+        self._display, self._team, self._sharded = display, team, sharded
         self._seconds: float | None = None
 
     @property
@@ -75,7 +77,7 @@ class HeldOut:
     @property
     def one_batch(self) -> int:
         """Bytes of one batch of windows."""
-        rows = self._config.train.batch_size
+        rows = self._train.batch_size
         return min(self._text.val_sample, rows * self._text.val_window)
 
     def score(
@@ -130,12 +132,12 @@ class HeldOut:
     ) -> tuple[float, int]:
         """Score this rank's batches, exchange the sums and add them in the order of the batches."""
         rank, size = team.place.rank, team.place.size
-        train = self._config.train
+        train = self._train
         predicted = self._bytes(sample)
         windows = predicted // self._text.val_window
         count = -(-windows // train.batch_size)
         most = -(-count // size)
-        sharded = self._config.parallel.shard != "none"
+        sharded = self._sharded
         tried: Iterator[Bytes] = islice(self._batches(sample), rank, None, size)
         if sharded and rank + (most - 1) * size >= count:
             # A pass of a sharded model needs every rank: this one has no batch left for the last.
@@ -157,10 +159,10 @@ class HeldOut:
         return bits_per_byte(total / predicted), predicted
 
     def _batches(self, sample: int | None) -> Iterator[Bytes]:
-        train = self._config.train
+        train = self._train
         return validation_batches(self._data, *self._windows(sample), train.batch_size)
 
-    def foretell(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
+    def forecast(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say before the first step if validating will take longer than training.
 
         The discarded first step gives an upper bound: it also ran the backward pass, and may have
@@ -171,7 +173,7 @@ class HeldOut:
             step_seconds: Upper bound of the time of one optimizer step.
             steps_left: Steps that the budgets leave, other than that of minutes.
         """
-        train, data = self._config.train, self._text
+        train, data = self._train, self._text
         training = self._training_seconds(step_seconds, steps_left)
         steps = training / max(step_seconds, 1e-6)
         times = 1 + (int(steps) // train.val_every if train.val_every else 0)
@@ -200,7 +202,7 @@ class HeldOut:
 
     def _tried(self, model: LanguageModel) -> float:
         """Return the time of a validation, estimated from the start of its first batch's rows."""
-        train = self._config.train
+        train = self._train
         rows = next(validation_batches(self._data, *self._windows(None), train.batch_size))
         piece = rows[:, : _TRIED_BYTES + 1]
         fastest = math.inf
@@ -217,7 +219,7 @@ class HeldOut:
         return fastest * self._bytes(None) / predicted
 
     def _training_seconds(self, step_seconds: float, steps_left: float) -> float:
-        minutes = self._config.train.budget_minutes
+        minutes = self._train.budget_minutes
         seconds = math.inf if minutes is None else 60 * minutes
         return min(seconds, steps_left * step_seconds)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from elman.base.signals import Interruption
-from elman.config.run_config import RunConfig
 from elman.data.tasks.batches import TaskData
 from elman.distributed.team import ALONE, Team
 from elman.evaluation.answers import accuracy_at, rows_at_once, score_answers
 from elman.models.language_model import LanguageModel
+from elman.sections.training import TrainConfig
 from elman.training.display import Display
 from elman.training.held_out import Scored
 
@@ -18,16 +18,16 @@ class HeldOutAnswers:
     """Scores rows of a task; it takes the place of :class:`~.held_out.HeldOut`.
 
     Args:
-        config: The run's configuration.
+        train: Group ``train``.
         data: The task.
         device: Where the model lives.
         display: Shows progress to people.
     """
 
     def __init__(
-        self, config: RunConfig, data: TaskData, device: torch.device, display: Display
+        self, train: TrainConfig, data: TaskData, device: torch.device, display: Display
     ) -> None:
-        self._train, self._data, self._device = config.train, data, device
+        self._train, self._data, self._device = train, data, device
         self._display = display
 
     @property
@@ -95,5 +95,5 @@ class HeldOutAnswers:
             self._display.activity("")
         return found
 
-    def foretell(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
+    def forecast(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say nothing: a validation of a task is a few batches."""

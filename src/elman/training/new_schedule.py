@@ -10,9 +10,9 @@ from typing import Any
 from elman.config.run_config import RunConfig
 from elman.sections.budget import BUDGETS
 from elman.training.budget import Budget
-from elman.training.ledger import Ledger
 from elman.training.optim.schedules import learning_rate
-from elman.training.stepper import Stepper
+from elman.training.totals import Totals
+from elman.training.training_state import TrainingState
 
 # A smaller change of the next rate is not worth a line.
 _NOTABLE = 1e-3
@@ -20,31 +20,31 @@ _SIZES = ("batch_size", "chunk_size", "grad_accum")
 
 
 def adopt_schedule(
-    before: RunConfig, now: RunConfig, stepper: Stepper, ledger: Ledger
+    before: RunConfig, now: RunConfig, state: TrainingState, totals: Totals
 ) -> str | None:
     """Let the schedule span the new budget; return a line if the next rate is another one.
 
     Args:
         before: The configuration under which the loaded state was saved.
         now: That of this session.
-        stepper: With the loaded state.
-        ledger: With the loaded state; its clock is that of the whole run.
+        state: As loaded.
+        totals: As loaded; their clock is that of the whole run.
     """
-    step, seconds = stepper.step, ledger.clock.seconds()
+    step, seconds = state.step, totals.clock.seconds()
     changed = _changed(before, now)
     if step == 0 or not changed:
         return None
-    optimizer = stepper.optimizer
+    optimizer = state.optimizer
     earlier = Budget(before.train, before.model, before.optim.warmup_steps)
-    earlier.load_state_dict(stepper.budget.state_dict(step))
+    earlier.load_state_dict(state.budget.state_dict(step))
     old = learning_rate(
         before.optim, step, earlier.share(step, seconds), optimizer.warmup_progress or 0.0
     )
     if step < now.optim.warmup_steps:
         optimizer.warmup_progress = None
-    elif (share := stepper.budget.warmup_share()) is not None:
+    elif (share := state.budget.warmup_share()) is not None:
         optimizer.warmup_progress = share
-    share_now = ledger.share(step)
+    share_now = totals.share()
     new = learning_rate(now.optim, step, share_now, optimizer.warmup_progress or 0.0)
     if share_now >= 1.0 or abs(new - old) <= _NOTABLE * max(new, old):
         return None

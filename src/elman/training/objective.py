@@ -7,27 +7,62 @@ symbols: the inputs, and the answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from elman.config.run_config import RunConfig
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
+from elman.sections.data import AnyData
 from elman.sections.tasks import TaskConfig
+from elman.sections.training import TrainConfig
 
 Loss = Callable[[Tensor, Sequence[State] | None], tuple[Tensor, list[State]]]
 """From a batch and states to the mean loss in nats, and the states after the batch."""
 
+Mark = Callable[[str], None]
+"""Called with the name of a part of a step when that part ends."""
 
-def batch_shape(config: RunConfig, rows: int) -> tuple[int, ...]:
+
+def unmarked(part: str) -> None:
+    """The default mark: do nothing."""
+
+
+class Objective(NamedTuple):
+    """What is minimized.
+
+    Args:
+        loss: Mean nats per byte, or per answer; compiled if ``train.compile`` says so.
+        batch_shape: The shape of a batch.
+    """
+
+    loss: Loss
+    batch_shape: tuple[int, ...]
+
+
+def objective_of(data: AnyData, train: TrainConfig, model: LanguageModel, rows: int) -> Objective:
+    """Return what a run minimizes.
+
+    Args:
+        data: Group ``data``.
+        train: Group ``train``.
+        model: The model.
+        rows: Rows of a batch.
+    """
+    loss = loss_of(data, model)
+    shape = batch_shape(data, train.chunk_size, rows)
+    return Objective(torch.compile(loss) if train.compile else loss, shape)
+
+
+def batch_shape(data: AnyData, chunk_size: int, rows: int) -> tuple[int, ...]:
     """Return the shape of a batch of ``rows`` training rows."""
-    length = config.train.chunk_size
-    return (rows, 2, length) if isinstance(config.data, TaskConfig) else (rows, length + 1)
+    return (rows, 2, chunk_size) if isinstance(data, TaskConfig) else (rows, chunk_size + 1)
 
 
-def loss_of(config: RunConfig, model: LanguageModel) -> Loss:
+def loss_of(data: AnyData, model: LanguageModel) -> Loss:
     """Return the function that is minimized: mean nats per byte, or per answer."""
-    if not isinstance(config.data, TaskConfig):
+    if not isinstance(data, TaskConfig):
         return model.loss
 
     def answers(rows_b2t: Tensor, states: Sequence[State] | None) -> tuple[Tensor, list[State]]:

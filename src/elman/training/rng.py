@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,3 +20,17 @@ def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def seed_part(seed: int, step: int, micro_batch: int, part: int) -> None:
+    """Make random numbers a function of the seed and the place in the run, on any rank.
+
+    Args:
+        seed: ``train.seed``.
+        step: Optimizer steps done.
+        micro_batch: Number of the micro-batch in its step.
+        part: Number of the part in its batch, over all ranks.
+    """
+    numbers = (seed, step, micro_batch, part)
+    (made,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    torch.manual_seed(int(made))

@@ -9,11 +9,11 @@ from typing import Any
 
 from elman.base import run_files
 from elman.base.errors import UserError, first_line
-from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.files import same_bytes
 from elman.data.tasks.batches import TaskData
 from elman.distributed.team import leader_alone
+from elman.sections.training import TrainConfig
 from elman.training.checkpoints.integrity import BadFileError
 from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import (
@@ -23,8 +23,10 @@ from elman.training.checkpoints.store import (
     DamagedError,
 )
 from elman.training.display import Display
-from elman.training.ledger import Ledger
-from elman.training.stepper import Stepper
+from elman.training.listeners import Listener, Moment
+from elman.training.memory_guard import MemoryGuard
+from elman.training.totals import Totals
+from elman.training.training_state import TrainingState
 
 RETRY_MINUTES = 1.0
 """Time between two attempts to save when the disk is full."""
@@ -32,30 +34,32 @@ RETRY_MINUTES = 1.0
 _log = logging.getLogger("elman.train")
 
 
-class Saver:
+class Saver(Listener):
     """Writes the state of a run to its store, and takes it up again.
 
     Args:
-        config: The run's configuration.
+        train: Group ``train``, which says when.
         data: The open data; a checkpoint keeps what identifies it.
         store: The run's checkpoints.
-        stepper: Model, optimizer, position in the data, and the ranks.
-        ledger: The run's numbers and its clock.
+        state: What the next step depends on.
+        totals: The run's numbers and its clock.
+        guard: Makes room for a save between two steps.
         display: Shows what is saved, and what could not be.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        train: TrainConfig,
         data: AnyRunData,
         store: CheckpointStore,
-        stepper: Stepper,
-        ledger: Ledger,
+        state: TrainingState,
+        totals: Totals,
+        guard: MemoryGuard,
         display: Display,
     ) -> None:
-        self._train, self._data, self._store = config.train, data, store
-        self._sharded = config.parallel.shard != "none"
-        self._stepper, self._ledger, self._display = stepper, ledger, display
+        self._train, self._data, self._store = train, data, store
+        self._state, self._totals, self._guard = state, totals, guard
+        self._display = display
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None
         self._failed_step: int | None = None
@@ -64,16 +68,27 @@ class Saver:
     @property
     def up_to_date(self) -> bool:
         """Whether the newest checkpoint is that of the newest step."""
-        return self._saved_step == self._stepper.step
+        return self._saved_step == self._state.step
 
-    def begin(self) -> None:
+    def session_begins(self) -> None:
         """Count the time to the next save from now."""
         self._saved_at = time.monotonic()
+
+    def between_steps(self, moment: Moment) -> bool:
+        """Save when that is due, but not after the last step."""
+        if moment.save is None or moment.share >= 1.0:
+            return False
+        self.save_between_steps(moment.save)
+        return True
+
+    def save_between_steps(self, reason: SaveReason) -> None:
+        """Save a checkpoint beside what the next step keeps in memory."""
+        self._guard.run("saving", lambda: self.save(reason), exchanges=True)
 
     def due(self) -> SaveReason | None:
         """Return why a checkpoint is due after this step, if one is."""
         train = self._train
-        if train.save_every and self._stepper.step % train.save_every == 0:
+        if train.save_every and self._state.step % train.save_every == 0:
             return SaveReason.STEPS
         minutes = (time.monotonic() - self._saved_at) / 60
         if self._failed_step is not None and minutes >= RETRY_MINUTES:
@@ -98,10 +113,10 @@ class Saver:
                 f"{_different(self._data)}; restore that data, or start a new run with "
                 f"train.init_from={run}"
             )
-        checkpoint.load_weights(self._stepper.model)
-        self._stepper.load_state_dict(state["stepper"])
-        self._ledger.load_state_dict(state["ledger"])
-        self._saved_step = self._stepper.step
+        checkpoint.load_weights(self._state.model)
+        self._state.load_state_dict(state["stepper"])
+        self._totals.load_state_dict(state["ledger"])
+        self._saved_step = self._state.step
 
     def save(self, reason: SaveReason) -> None:
         """Save a checkpoint; a failure during the run is reported once, and retried later.
@@ -111,13 +126,13 @@ class Saver:
         """
         if reason.repeats:
             self._saved_step = None
-        step = self._stepper.step
+        step = self._state.step
         if step in (self._saved_step, self._failed_step) and not reason.required:
             return
         _log.info("step %d: saving, because %s", step, reason.text)
-        self._stepper.synchronize()
+        self._state.synchronize()
         self._display.activity("saving")
-        with self._ledger.clock.pause("checkpoint"):
+        with self._totals.clock.pause("checkpoint"):
             try:
                 self._write_checkpoint()
             except OSError as error:
@@ -133,26 +148,26 @@ class Saver:
             self._display.say(line)
         else:
             _log.info(line)
-        self._failed_step = self._stepper.step
+        self._failed_step = self._state.step
 
     def _write_checkpoint(self) -> None:
-        stepper, ledger = self._stepper, self._ledger
-        step = stepper.step
-        stepper.agree(moments=True)
-        val_bpb = ledger.val_bpb if ledger.validated_step == step else None
-        state = {
-            "stepper": stepper.state_dict(),
-            "ledger": ledger.state_dict(),
+        state, totals = self._state, self._totals
+        step = state.step
+        state.agree(moments=True)
+        val_bpb = totals.val_bpb if totals.validated_step == step else None
+        saved = {
+            "stepper": state.state_dict(),
+            "ledger": totals.state_dict(),
             "data": self._data.identity(),
         }
-        with stepper.optimizer.kept_weights():
-            weights = {k: v.contiguous() for k, v in stepper.model.state_dict().items()}
-            if self._sharded:
+        with state.optimizer.kept_weights():
+            weights = {k: v.contiguous() for k, v in state.model.state_dict().items()}
+            if state.reduction.sharded:
                 from elman.distributed.sharding import whole  # the import takes time
 
-                weights, state = whole((weights, state), keep=stepper.team.place.leads)
-            meta = {"step": step, "val_bpb": val_bpb, "answers": ledger.answers(step)}
-            self._write(weights, state, meta)
+                weights, saved = whole((weights, saved), keep=state.team.place.leads)
+            meta = {"step": step, "val_bpb": val_bpb, "answers": totals.answers()}
+            self._write(weights, saved, meta)
         self._saved_step = step
         if self._failed_step is not None:
             self._failed_step = None
@@ -164,7 +179,7 @@ class Saver:
         Raises:
             OSError: it could not.
         """
-        team = self._stepper.team
+        team = self._state.team
         errors: list[OSError] = []
 
         def written() -> str:

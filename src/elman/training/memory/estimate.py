@@ -107,9 +107,11 @@ def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
     model = build_model(small, backend=config.kernels.backend, device="meta")
     model.activation_checkpointing = config.train.activation_checkpointing
     params = model.num_params()
-    batch = torch.empty(batch_shape(config, rows), dtype=torch.uint8, device="meta")
+    batch = torch.empty(
+        batch_shape(config.data, config.train.chunk_size, rows), dtype=torch.uint8, device="meta"
+    )
     with _LiveBytes() as live:
-        loss, states = loss_of(config, model)(batch, None)
+        loss, states = loss_of(config.data, model)(batch, None)
         loss.backward()
         del loss, states
     gradients = sum(4 * p.numel() for p in model.parameters() if p.grad is not None)

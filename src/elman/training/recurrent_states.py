@@ -1,4 +1,4 @@
-"""The states that the rows of a rank carry from batch to batch, for each part of the batch."""
+"""The recurrent states that rows carry over from batch to batch, for each part of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elman.distributed.team import Team
 from elman.models.state import State, copied
 
 
-class CarriedStates:
+class RecurrentStates:
     """The states of all layers after the last batch; None where rows start.
 
     Args:

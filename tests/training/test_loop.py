@@ -18,38 +18,43 @@ from elman.config.compose import compose_config
 from elman.data.batches import open_data
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
+from elman.training.assembly import state_of
+from elman.training.loop import take_step
 from elman.training.optim.optimizers import TrainingOptimizer
-from elman.training.stepper import Stepper
+from elman.training.training_state import TrainingState
 
 CPU = torch.device("cpu")
 TINY = ("model=e1", "model.dim=128", "model.depth=1", "train.chunk_size=16", "data.val_window=16")
 
 
 @contextmanager
-def stepping(text: Path, *overrides: str) -> Iterator[Stepper]:
-    """Yield the stepper of the tiny model on a text."""
+def stepping(text: Path, *overrides: str) -> Iterator[TrainingState]:
+    """Yield the training state of the tiny model on a text."""
     config = compose_config([*TINY, f"data.path={text}", *overrides])
     with open_data(config.data, config.train.chunk_size, print) as data:
         torch.manual_seed(0)
         model = build_model(config.model, backend="reference")
-        made = Stepper(config, data, model, TrainingOptimizer(config.optim, model), CPU)
+        optimizer = TrainingOptimizer(config.optim, model)
+        made = state_of(config, data, model, optimizer, CPU, graph=False)
         try:
             yield made
         finally:
             made.batches.close()
 
 
-def given_gradients(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
+def given_gradients(
+    state: TrainingState, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Tensor]]:
     """Return a list that fills with the gradients that each step gives to the optimiser."""
     given: list[dict[str, Tensor]] = []
-    step = stepper.optimizer.step
+    step = state.optimizer.step
 
     def note(blocked: Tensor) -> None:
-        named = stepper.model.named_parameters()
+        named = state.model.named_parameters()
         given.append({name: p.grad.clone() for name, p in named if p.grad is not None})
         step(blocked)
 
-    monkeypatch.setattr(stepper.optimizer, "step", note)
+    monkeypatch.setattr(state.optimizer, "step", note)
     return given
 
 
@@ -62,9 +67,9 @@ def test_the_optimiser_gets_gradients_of_no_larger_norm_than_grad_clip(
 ) -> None:
     norms: dict[str, float] = {}
     for clip in ("0", "1e-3", "1e6"):
-        with stepping(text_file, "train.batch_size=4", f"train.grad_clip={clip}") as stepper:
-            given = given_gradients(stepper, monkeypatch)
-            taken = stepper.take(0.0)
+        with stepping(text_file, "train.batch_size=4", f"train.grad_clip={clip}") as state:
+            given = given_gradients(state, monkeypatch)
+            taken = take_step(state, 0.0)
             norms[clip] = norm_of(given[0])
             # What is recorded is the norm before clipping.
             assert float(taken.grad_norm) == pytest.approx(norms["0"], rel=1e-5)
@@ -79,9 +84,9 @@ def test_accumulated_gradients_are_those_of_one_batch_of_all_rows(
     found = {}
     for rows, accum in ((8, 1), (4, 2), (2, 4)):
         overrides = (f"train.batch_size={rows}", f"train.grad_accum={accum}", "train.grad_clip=0")
-        with stepping(text_file, *overrides) as stepper:
-            given = given_gradients(stepper, monkeypatch)
-            taken = stepper.take(0.0)
+        with stepping(text_file, *overrides) as state:
+            given = given_gradients(state, monkeypatch)
+            taken = take_step(state, 0.0)
             found[accum] = given[0]
             assert float(taken.grad_norm) == pytest.approx(norm_of(given[0]), rel=1e-5)
     for accum in (2, 4):
@@ -109,9 +114,9 @@ def test_states_are_carried_exactly_where_the_text_goes_on(
     monkeypatch.setattr(LanguageModel, "loss", note)
     text = counting_text(tmp_path / "text", 2 * 16 * 7)
     overrides = ("train.tbptt=true", "train.batch_size=2", "train.grad_accum=3")
-    with stepping(text, *overrides) as stepper:
+    with stepping(text, *overrides) as state:
         for _ in range(12):
-            stepper.take(0.0)
+            take_step(state, 0.0)
     assert len(seen) == 36
     pairs = itertools.pairwise(seen)
     goes_on = [False, *(first == last for (_, last, _), (first, _, _) in pairs)]
@@ -138,23 +143,23 @@ def test_a_step_whose_data_cannot_be_read_leaves_everything_as_before(
         "model.dropout=0.2",
         "optim.warmup_steps=2",
     )
-    with stepping(text, *overrides) as stepper:
+    with stepping(text, *overrides) as state:
         for _ in range(2):
-            stepper.take(0.3)
-        before = stepper.state_dict()
-        weights = {name: value.clone() for name, value in stepper.model.state_dict().items()}
-        read = _failing_at(stepper, accum - 1)
+            take_step(state, 0.3)
+        before = state.state_dict()
+        weights = {name: value.clone() for name, value in state.model.state_dict().items()}
+        read = _failing_at(state, accum - 1)
         with monkeypatch.context() as patch:
-            patch.setattr(stepper.batches, "next", read)
+            patch.setattr(state.batches, "next", read)
             with pytest.raises(UserError, match="shrank"):
-                stepper.take(0.5)
-        after = stepper.state_dict()
+                take_step(state, 0.5)
+        after = state.state_dict()
         assert after.pop("data_wait") >= before.pop("data_wait")
         assert same(after, before)
         assert all(
-            torch.equal(value, weights[name]) for name, value in stepper.model.state_dict().items()
+            torch.equal(value, weights[name]) for name, value in state.model.state_dict().items()
         )
-        assert stepper.take(0.5).step == 3
+        assert take_step(state, 0.5).step == 3
 
 
 def same(left: Any, right: Any) -> bool:
@@ -166,9 +171,9 @@ def same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
-def _failing_at(stepper: Stepper, good: int) -> Callable[[], Any]:
+def _failing_at(state: TrainingState, good: int) -> Callable[[], Any]:
     """Return a reading of batches that fails after so many good ones."""
-    real, left = stepper.batches.next, [good]
+    real, left = state.batches.next, [good]
 
     def read() -> Any:
         if left[0] == 0:
