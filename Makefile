@@ -44,7 +44,7 @@ test-slow: $(VENV)/.dev-installed
 
 # On a machine with a GPU: parity, NVIDIA's checkers and the benchmarks, one report.
 gpu-check: $(VENV)/.dev-installed
-	$(BIN)/python tools/gpu/gpu_check.py --out outputs/gpu-check
+	$(BIN)/python tools/gpu/run.py all --out outputs/gpu-check
 
 check: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""How gpu_peer_speed.py keeps a model that fails from touching another, without a GPU."""
+"""How ``peer_speed`` keeps a model that fails from touching another, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ import torch
 
 from elman.config.compose import compose_config
 
-FOLDER = Path(__file__).parents[2] / "tools" / "gpu"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("gpu_peer_speed")
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("tools.gpu.peer_speed")
 
 
-def row(name: str, *ways: str) -> dict[str, Any]:
-    """Return a model's results in the group of a baseline."""
-    return {"params": 7, "beside": {name: {way: {"tok_s": 1000.0} for way in ways}}}
+def rows(label: str, *ways: str) -> list[dict[str, Any]]:
+    """Return a model's results."""
+    return [{"model": label, "params": 7, "way": way, "tok_s": 1000.0} for way in ways]
+
+
+def written(folder: Path, found: list[dict[str, Any]]) -> None:
+    path = folder / "peer_speed.jsonl"
+    assert not path.exists(), "an earlier process wrote this"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"part": "machine"}, *found]))
 
 
 def test_a_model_that_cannot_be_captured_is_left_out_of_the_next_process(tool, capsys) -> None:
     asked: list[list[str]] = []
 
-    def run(path: Path, eager_only: Sequence[str]) -> int:
-        assert not path.exists(), "an earlier process wrote this"
+    def run(folder: Path, eager_only: Sequence[str]) -> int:
         asked.append(list(eager_only))
-        models = {tool.OURS: row("lstm", "eager", "graph"), "lstm": row("lstm", "eager")}
-        spoilt = {} if eager_only else {"spoilt": ["lstm", "RuntimeError: no graph of cuDNN"]}
-        path.write_text(json.dumps({"models": models} | spoilt))
-        return tool.SPOILT if spoilt else 0
+        found = [*rows("lstm", "eager"), *rows(tool.OURS, "eager", "graph")]
+        spoilt = [{"model": "lstm", "spoilt": "RuntimeError: no graph of cuDNN"}]
+        written(folder, found + ([] if eager_only else spoilt))
+        return 0
 
-    results: dict[str, Any] = {tool.OURS: row("llama", "eager", "graph")}
-    tool.add("lstm", results, *tool.in_processes("lstm", run))
+    found = tool.in_processes("lstm", run)
     assert asked == [[], ["lstm"]]
-    assert set(results[tool.OURS]["beside"]) == {"llama", "lstm"}
-    assert results["lstm"]["beside"]["lstm"]["eager"] == {"tok_s": 1000.0}
-    tool.show(results)
+    assert [row["model"] for row in found] == ["lstm", tool.OURS, tool.OURS, "lstm"]
+    tool.show([{"baseline": "lstm"} | row for row in found])
     said = capsys.readouterr().out
     assert said.startswith("lstm: cannot be captured (RuntimeError: no graph of cuDNN); lstm again")
     assert "| lstm | 7 | 1K | - | not captured: RuntimeError: no graph of cuDNN |" in said
+    assert f"| {tool.OURS} | 7 | 1K | 1K | 1.00x |" in said
 
 
 def test_a_process_that_dies_is_an_error_of_its_baseline_alone(tool, capsys) -> None:
-    results: dict[str, Any] = {tool.OURS: row("llama", "eager"), "llama": row("llama", "eager")}
-    tool.add("gru", results, *tool.in_processes("gru", lambda path, eager_only: -11))
-    assert results["gru"] == {"error": "its process ended with status -11"}
-    assert "error" not in results["llama"]
-    tool.show(results)
+    found = tool.in_processes("gru", lambda folder, eager_only: -11)
+    assert found == [{"model": "gru", "error": "its process ended with status -11"}]
+    tool.show([{"baseline": "gru"} | row for row in found])
     assert "| gru | | its process ended with status -11 | | |" in capsys.readouterr().out
 
 

@@ -5,10 +5,8 @@ Shape legend: b batch, t time, i channels of the state.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import forms, kernels
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
+from tools.gpu.job import Job, Row
 
 Leaves = dict[str, Tensor]
 HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, where heads divide the channels
@@ -24,21 +23,14 @@ HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, where heads divide
 REASONS = forms.REASONS | {"groups": forms.groups_cannot}
 
 
-def guarded(
-    row: dict[str, Any],
-    form: str,
-    call: Callable[[], dict[str, Any]],
-    report: Callable[[dict[str, Any]], None],
-) -> bool:
-    """Report what a call in a form returns, or its error; return whether it passed."""
-    began = time.perf_counter()
-    try:
+def guarded(job: Job, row: Row, form: str, call: Callable[[], Row]) -> None:
+    """Report what a call in a form returns, or its error."""
+
+    def in_form() -> Row:
         with only(form):
-            found = call()
-    except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}"[:500], "passed": False}
-    report(row | found | {"s": round(time.perf_counter() - began, 2)})
-    return bool(found.get("passed", True))
+            return call()
+
+    job.attempt(row, in_form)
 
 
 @contextmanager

@@ -5,24 +5,24 @@ Shape legend: b batch, t time.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from dense_calls import REASONS, Leaves, all_of, guarded, leaves_of, shape_of  # type: ignore[import-not-found]
-from instruments import distance, equal, poisoned, recorded  # type: ignore[import-not-found]
 from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
 from elman.ops.dense.cuda import forms, groups, stepwise
 from elman.ops.dense.cuda.group_config import GroupConfig
 from elman.ops.dense.recurrences import CELLS
+from tools.gpu.dense_calls import REASONS, all_of, guarded, leaves_of, shape_of
+from tools.gpu.instruments import distance, equal, on_late_stream, poisoned, replayed_late
+from tools.gpu.job import Job
 
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels, rank. One channel of a thread, then two; then more
@@ -34,25 +34,21 @@ LARGE, LARGE_STEPS = ((33, 5, 2050, 0), (70, 4, 3584, 0)), ("tanh", "mix", "lstm
 BITS = ("tanh", "gru", "lstm", "slstm", "normalized_scalar")  # steps of the checks to the bit
 
 
-def checks(
-    wanted: list[str], given: argparse.Namespace, report: Callable[[dict[str, Any]], None]
-) -> bool:
+def checks(job: Job, names: list[str], steps: list[str]) -> None:
     """Compare every step and form with fp64, then to the bit with itself."""
-    if given.device == "cuda" and "stepwise" in wanted:
-        compile_stepwise(given.steps)
-    if given.device == "cuda" and "groups" in wanted:
-        compile_groups(given.steps)
-    passed, dtypes = True, LIMITS if given.device == "cuda" else [torch.float32]
-    for form, step, dtype in itertools.product(wanted, given.steps, dtypes):
-        row = {"what": "check", "form": form, "step": step, "dtype": str(dtype)}
-        call = partial(compared, form, step, dtype, given.device)
-        passed &= guarded(row, form, call, report)
-        call = partial(compared, form, step, dtype, given.device, resets=True)
-        passed &= guarded(row | {"resets": True}, form, call, report)
-    for form, step in itertools.product(wanted, [s for s in given.steps if s in BITS]):
+    if job.device == "cuda" and "stepwise" in names:
+        compile_stepwise(steps)
+    if job.device == "cuda" and "groups" in names:
+        compile_groups(steps)
+    dtypes = LIMITS if job.device == "cuda" else [torch.float32]
+    for form, step, dtype in itertools.product(names, steps, dtypes):
+        row = {"what": "fp64", "form": form, "step": step, "dtype": str(dtype)}
+        guarded(job, row, form, partial(compared, form, step, dtype, job.device))
+        call = partial(compared, form, step, dtype, job.device, resets=True)
+        guarded(job, row | {"resets": True}, form, call)
+    for form, step in itertools.product(names, [s for s in steps if s in BITS]):
         row = {"what": "bits", "form": form, "step": step}
-        passed &= guarded(row, form, partial(to_the_bit, form, step, given.device), report)
-    return passed
+        guarded(job, row, form, partial(to_the_bit, form, step, job.device))
 
 
 def compile_stepwise(steps: list[str]) -> None:
@@ -146,38 +142,10 @@ def to_the_bit(form: str, step: str, device: str) -> dict[str, Any]:
         return {"not run": against}
     leaves = leaves_of(step, size, dtype, device)
     backend = "cuda" if device == "cuda" else "cpu"
-    first = all_of(step, leaves, backend)
-    same = {"repeat": equal(first, all_of(step, leaves, backend))}
+    call = partial(all_of, step, backend=backend)
+    first = call(leaves)
+    same = {"repeat": equal(first, call(leaves))}
     if device == "cuda":
-        same["stream"] = equal(first, on_another_stream(step, leaves))
-        same["graph"] = equal(first, replayed(step, leaves))
+        same["stream"] = equal(first, on_late_stream(call, leaves))
+        same["graph"] = equal(first, replayed_late(call, leaves))
     return {"same": same, "passed": all(same.values())}
-
-
-def on_another_stream(step: str, leaves: Leaves) -> Leaves:
-    """Run a call on a stream that gets its inputs late."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    late = {name: torch.full_like(leaf, torch.nan) for name, leaf in leaves.items()}
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(20_000_000)
-        with torch.no_grad():
-            for name, leaf in leaves.items():
-                late[name].copy_(leaf)
-        found = all_of(step, {n: x.requires_grad_() for n, x in late.items()}, "cuda")
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    return found
-
-
-def replayed(step: str, leaves: Leaves) -> Leaves:
-    """Record a call on zeros and replay it on the numbers."""
-    static = {name: torch.zeros_like(leaf).requires_grad_() for name, leaf in leaves.items()}
-    graph, held = recorded(lambda: all_of(step, static, "cuda"))
-    with torch.no_grad():
-        for name, leaf in leaves.items():
-            static[name].copy_(leaf)
-    graph.replay()
-    torch.cuda.synchronize()
-    return {name: tensor.clone() for name, tensor in held.items()}

@@ -11,19 +11,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from dense_calls import (  # type: ignore[import-not-found]
+from torch import Tensor
+
+from elman.ops.common.products import multiply
+from elman.ops.dense.cuda import forms, kernels
+from elman.ops.dense.products import gradients
+from tools.gpu.dense_calls import (
     REASONS,
     leaves_of,
     matrix_shape,
     only,
     shape_of,
 )
-from instruments import recorded, seconds  # type: ignore[import-not-found]
-from torch import Tensor
-
-from elman.ops.common.products import multiply
-from elman.ops.dense.cuda import forms, kernels
-from elman.ops.dense.products import gradients
+from tools.gpu.instruments import interleaved, recorded, seconds, spread
+from tools.gpu.job import Job
 
 BATCH, TIME = 32, 512
 MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
@@ -35,36 +36,29 @@ Timed = tuple[str, int, str, str]
 """Step, channels, form and pass."""
 
 
-def times(
-    wanted: list[str], sizes: list[tuple[str, int]], report: Callable[[dict[str, Any]], None]
-) -> None:
+def times(job: Job, names: list[str], sizes: list[tuple[str, int]]) -> None:
     """Time the recurrence of steps in every size and form, and their products alone."""
-    calls: dict[Timed, Callable[[], None]] = {}
-    kept: list[Any] = []
+    graphs: dict[Timed, tuple[torch.cuda.CUDAGraph, Any]] = {}
     for step, width in sizes:
-        for name in ("products", *wanted):
+        for name in ("products", *names):
             row = {"what": "recording", "step": step, "d": width, "form": name}
             try:
                 if name == "products":
                     made = products_alone(step, width)
                 else:
-                    made = passes(name, step, width, report)
+                    made = passes(name, step, width, job.report)
             except Exception as error:
-                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                job.report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
                 continue
-            for direction, (graph, held) in made.items():
-                calls[step, width, name, direction] = graph.replay
-                kept.append((graph, held))
-    rounds: dict[Timed, list[float]] = {key: [] for key in calls}
-    for number in range(WARMUP + ROUNDS):
-        for key, call in calls.items():
-            taken = seconds(call)
-            if number >= WARMUP:
-                rounds[key].append(taken)
-    for (step, width, name, direction), taken_s in rounds.items():
-        us = [round(s * 1e6 / TIME, 3) for s in taken_s]
-        row = {"what": "time", "step": step, "d": width, "form": name, "pass": direction}
-        report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
+            graphs |= {(step, width, name, direction): one for direction, one in made.items()}
+    time_all(job, {key: graph.replay for key, (graph, _) in graphs.items()})
+
+
+def time_all(job: Job, calls: dict[Timed, Callable[[], Any]]) -> None:
+    """Time calls in turn, and report each."""
+    for key, rounds in interleaved(calls, ROUNDS, warmup=WARMUP).items():
+        row = dict(zip(("step", "d", "form", "pass"), key, strict=True))
+        job.report(row | spread(rounds, TIME))
 
 
 def passes(
@@ -102,14 +96,12 @@ def passes(
     return {"forward": forward, "backward": backward, "large products of backward": large}
 
 
-def more_times(
-    wanted: list[str], steps: list[str], report: Callable[[dict[str, Any]], None]
-) -> None:
+def more_times(job: Job, names: list[str], steps: list[str]) -> None:
     """Time steps of two products or a norm in every form, and cuDNN's GRU, all in turn."""
-    calls: dict[tuple[str, int, str, str], Callable[[], Any]] = {}
+    calls: dict[Timed, Callable[[], Any]] = {}
     for step, width in (one for one in MORE_SIZES if one[0] in steps):
         made: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
-            form: partial(passes_of, form, step, width) for form in wanted
+            form: partial(passes_of, form, step, width) for form in names
         }
         if step == "gru":
             for dtype in (torch.float16, torch.bfloat16):
@@ -119,19 +111,10 @@ def more_times(
                 found = make()
             except Exception as error:
                 row = {"what": "recording", "step": step, "d": width, "form": form}
-                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                job.report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
                 continue
             calls |= {(step, width, form, way): call for way, call in found.items()}
-    rounds: dict[tuple[str, int, str, str], list[float]] = {key: [] for key in calls}
-    for number in range(WARMUP + ROUNDS):
-        for key, call in calls.items():
-            taken = seconds(call)
-            if number >= WARMUP:
-                rounds[key].append(taken * 1e6 / TIME)
-    for (step, width, form, way), taken_us in rounds.items():
-        us = [round(one, 3) for one in taken_us]
-        row = {"what": "time", "step": step, "d": width, "form": form, "pass": way}
-        report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
+    time_all(job, calls)
 
 
 def passes_of(form: str, step: str, width: int) -> dict[str, Callable[[], Any]]:

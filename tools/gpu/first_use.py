@@ -1,4 +1,9 @@
-"""How long the command takes until its first step, with empty caches and with filled ones."""
+"""How long the command takes until its first step, with empty caches and with filled ones.
+
+    python tools/gpu/run.py first_use [--only mamba2]
+
+Every baseline in turn: once with empty caches and once again with what the first run left there.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from gpu_models import save  # type: ignore[import-not-found]
+from tools.gpu.job import Check, Job, Row
+from tools.gpu.peer_speed import BASELINES
 
 LONGEST_S = 240
 
 
-def first_uses(names: list[str], report: dict[str, Any], path: Path) -> None:
+def first_uses(job: Job) -> None:
     """Measure every baseline's first steps, each with caches of its own."""
-    results = report["first_use"] = {}
-    print("| model | first step, empty caches | again |\n|---|---|---|")
-    for name in names:
+    for name in job.chosen(BASELINES):
         with tempfile.TemporaryDirectory() as folder:
-            seconds = [first_step(name, Path(folder), n) for n in ("first", "again")]
-        results[name] = [vars(one) for one in seconds]
-        save(path, report)
-        print(f"| {name} | {' | '.join(one.words for one in seconds)} |", flush=True)
+            for which in ("first", "again"):
+                row = {"model": name, "run": which}
+                job.measure(row, partial(first_step, name, Path(folder), which))
 
 
-def first_step(name: str, folder: Path, which: str) -> SimpleNamespace:
-    """Return the seconds from the command to the end of its first step, and what it said."""
+def first_step(name: str, folder: Path, which: str) -> Row:
+    """Return the seconds from the command to the end of its first step, or what it said."""
     text, run = folder / "text.txt", folder / which
     line = b"def add(left, right):\n    return left + right\n\n\n"
     text.write_bytes(line * 20000)
@@ -45,9 +47,10 @@ def first_step(name: str, folder: Path, which: str) -> SimpleNamespace:
             env=os.environ | {cache: str(folder / cache) for cache in caches},
         )
         seconds = until_step(process, run / "metrics.jsonl", began)
+    if seconds is not None:
+        return {"first_step_s": round(seconds, 1)}
     said = (folder / f"{which}.log").read_text()[-3000:]
-    words = f"{seconds:.0f} s" if seconds is not None else f"none (status {process.returncode})"
-    return SimpleNamespace(seconds=seconds, words=words, log=said)
+    return {"error": f"no step (status {process.returncode})", "said": said}
 
 
 def until_step(process: subprocess.Popen[bytes], metrics: Path, began: float) -> float | None:
@@ -61,3 +64,6 @@ def until_step(process: subprocess.Popen[bytes], metrics: Path, began: float) ->
             process.kill()
         time.sleep(0.1)
     return seconds
+
+
+CHECK = Check({"first_use": first_uses}, names=lambda: BASELINES)

@@ -1,4 +1,4 @@
-"""Checks M2RNN's Triton kernels on a GPU and times them: the part of gpu_triton.py for M2RNN.
+"""M2RNN's Triton kernels against fp64, and their times: the part of ``triton`` for M2RNN.
 
 Checks: outputs and all gradients in bf16 and fp32 against the fp64 reference, with NaN in every
 tensor that the operators allocate, with and without resets, over the sizes that the kernels have;
@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from instruments import (  # type: ignore[import-not-found]
-    distance,
-    equal,
-    poisoned,
-    recorded,
-    seconds,
-)
 from torch import Tensor
 
 from elman.ops.matrix_state.row_mix import custom_op
 from elman.ops.matrix_state.row_mix.launch import NAMES
 from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
+from tools.gpu.instruments import (
+    distance,
+    equal,
+    in_turn,
+    poisoned,
+    recorded,
+    replayed,
+    seconds,
+)
+from tools.gpu.job import Job
 
 NAME = "M2RNN"
 BATCH, TIME, HEADS = 32, 512, 40
-ROUNDS, WARMUP = 7, 2
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 CHECKED = ((16, 16), (5, 7), (20, 33), (32, 32), (16, 64), (32, 64))
 """Value rows and key columns."""
@@ -39,23 +40,13 @@ TIMED = ((16, 16), (16, 64), (32, 32))
 CALLS = ((2, 1, False), (3, 67, False), (1, 37, False), (2, 37, True))
 """Batch, steps, and whether there are resets."""
 Leaves = dict[str, Tensor]
-Report = Callable[[dict[str, Any]], None]
 
 
-def checks(report: Report) -> bool:
-    """Compare every size with fp64; return whether all are close enough."""
-    passed = True
+def checks(job: Job) -> None:
+    """Compare every size with fp64."""
     for (rows, columns), dtype in itertools.product(CHECKED, LIMITS):
-        row: dict[str, Any] = {"what": "check", "cell": NAME, "rows": rows, "columns": columns}
-        row["dtype"] = str(dtype)
-        began = time.perf_counter()
-        try:
-            row |= compared(rows, columns, dtype)
-        except Exception as error:
-            row |= {"error": f"{type(error).__name__}: {error}"[:500], "passed": False}
-        passed &= row["passed"]
-        report(row | {"s": round(time.perf_counter() - began, 2)})
-    return passed
+        row = {"cell": NAME, "rows": rows, "columns": columns, "dtype": str(dtype)}
+        job.attempt(row, partial(compared, rows, columns, dtype))
 
 
 def compared(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -68,14 +59,12 @@ def compared(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
         with poisoned():
             found = run(leaves, "triton", resets_bt)
         for name, wanted in exact.items():
-            error = distance(found[name], wanted, wanted.norm())
+            error = distance(found[name], wanted)
             worst = max(worst, (error, f"{name} B={batch} T={steps}"))
     leaves = drawn((3, 67, 3, rows, columns), dtype)
-    first = run(leaves, "triton")
-    graph, held = recorded(partial(run, leaves, "triton"))
-    graph.replay()
-    torch.cuda.synchronize()
-    same = {"repeat_equal": equal(first, run(leaves, "triton")), "graph_equal": equal(first, held)}
+    call = partial(run, leaves, "triton")
+    first = call()
+    same = {"repeat_equal": equal(first, call()), "graph_equal": equal(first, replayed(call))}
     passed = worst[0] <= LIMITS[dtype] and all(same.values())
     return {"error": worst[0], "of": worst[1], **same, "passed": passed}
 
@@ -123,23 +112,21 @@ def pulled(like: Tensor) -> Tensor:
     return (count * 0.7).sin().view(like.shape).bfloat16().to(like.dtype)
 
 
-def times(report: Report) -> None:
+def times(job: Job) -> None:
     """Time both passes in every size, in turn, and the plain loop once."""
     for rows, columns in TIMED:
-        row = {"what": "time", "cell": NAME, "rows": rows, "columns": columns, "heads": HEADS}
+        row = {"cell": NAME, "rows": rows, "columns": columns, "heads": HEADS}
         leaves = drawn((BATCH, TIME, HEADS, rows, columns), torch.bfloat16)
         began = time.perf_counter()
         graphs = passes(leaves)
-        report(row | {"backend": "triton", "first_s": round(time.perf_counter() - began, 2)})
-        for name, us in in_turn(graphs).items():
-            report(row | {"backend": "triton", "pass": name, "us_a_step": us})
+        job.report(row | {"backend": "triton", "first_s": round(time.perf_counter() - began, 2)})
+        for name, us in in_turn(graphs, TIME).items():
+            job.report(row | {"backend": "triton", "pass": name, "us_a_step": us})
         graphs.clear()
         run(leaves, "reference")
         taken = seconds(partial(run, leaves, "reference"))
-        report(
-            row
-            | {"backend": "reference", "pass": "both", "us_a_step": round(taken * 1e6 / TIME, 2)}
-        )
+        us = round(taken * 1e6 / TIME, 2)
+        job.report(row | {"backend": "reference", "pass": "both", "us_a_step": us})
 
 
 def passes(leaves: Leaves) -> dict[str, Any]:
@@ -154,21 +141,3 @@ def passes(leaves: Leaves) -> dict[str, Any]:
     backwards()
     torch.cuda.synchronize()
     return {"forward": recorded(forwards), "backward": recorded(backwards)}
-
-
-def in_turn(graphs: dict[str, Any]) -> dict[str, float]:
-    """Return the median microseconds a step of graphs, all timed in every round."""
-    rounds: dict[str, list[float]] = {name: [] for name in graphs}
-    for number, (name, (graph, _)) in itertools.product(
-        range(WARMUP + ROUNDS), list(graphs.items())
-    ):
-        taken = seconds(graph.replay)
-        if number >= WARMUP:
-            rounds[name].append(taken * 1e6 / TIME)
-    return {name: round(median(us), 3) for name, us in rounds.items()}
-
-
-def median(numbers: Iterable[float]) -> float:
-    """Return the one in the middle."""
-    ordered = sorted(numbers)
-    return ordered[len(ordered) // 2]

@@ -91,7 +91,7 @@ def test_gated_delta_net_has_the_parameters_of_fla() -> None:
 
 
 # As printed from the layers of fla.layers 0.6.0 with hidden_size=32, two heads of 16 and their
-# other defaults; tools/gpu/gpu_baselines.py compares their numbers.
+# other defaults; tools/gpu/baselines.py compares their numbers.
 PEERS = {
     "kda": (
         KimiDeltaAttention(32, n_heads=2),
@@ -214,7 +214,7 @@ def test_pieces_longer_and_shorter_than_a_chunk_equal_the_whole(name, lengths) -
 @layers
 @pytest.mark.parametrize("lengths", [(17,), (1, 2, 14)], ids=["whole", "carried"])
 def test_the_package_is_called_with_what_plain_pytorch_computes(name, lengths, monkeypatch) -> None:
-    """On stand-ins with the packages' signatures; tools/gpu/gpu_baselines.py has the packages."""
+    """On stand-ins with the packages' signatures; tools/gpu/baselines.py has the packages."""
     wanted = computed(build(name), x := torch.randn(2, 17, 8, dtype=torch.float64), lengths)
     called = package_stand_ins.install(monkeypatch)
     layer = build(name, backend="triton")

@@ -34,7 +34,7 @@ from elman.ops.channel.source import spec_for
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype
 
 TUNING = Tuning()
-"""How every call runs; tools/gpu/gpu_channel.py puts others here."""
+"""How every call runs; tools/gpu/channel.py puts others here."""
 _OVER_TIME = ("channel_forward", "channel_backward")
 
 

@@ -1,32 +1,30 @@
-"""Checks the matrix-state kernels on a GPU, and compares their times with the machine's limits.
+"""The matrix-state engine's CUDA kernels against fp64, and their times beside their floors.
 
-The sections are: the machine's limits; parity of every cell with fp64, forward and backward; times
-of forward and backward next to their floors (gpu_tile_configs.py times other tile configurations).
-Needs PyTorch for CUDA, cuda-bindings and NVRTC, and only the kernels of elman. A section that fails
-is recorded, and the others still run.
+machine    the limits of the machine, of which floors are made
+parity     every cell, and the delta rule with every option and odd sizes, in bf16 and fp32
+operator   the custom operator again, on a side stream, replayed and compiled, to the bit
+times      forward and backward beside their floors (``tile_configs`` times other tile configs)
+small      parity of a few plans at the smallest sizes: what NVIDIA's checkers have patience for
 
-    python tools/gpu/gpu_kernels.py --out DIR [--sections machine,parity,operator,times]
+    python tools/gpu/run.py kernels [machine] [parity] [operator] [times] [small]
 
-If elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
+Without parts, all but ``small`` are done. It needs PyTorch for CUDA, cuda-bindings and NVRTC. If
+elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import itertools
-import json
 import multiprocessing
 import os
-import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,10 +39,21 @@ from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
+from tools.gpu.instruments import (
+    copy_bytes_per_us,
+    distance,
+    equal,
+    filled,
+    median_us,
+    on_side_stream,
+    replayed,
+)
+from tools.gpu.job import Check, Job, Row
 
 DEVICE = "cuda:0"
+LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 BATCH, TIME = 32, 512
-REPEATS, WARMUP, SETS = 20, 3, 3  # several sets of inputs, so that no pass finds its own in the L2
+SETS = 3  # several sets of inputs, so that no pass finds its own in the L2
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def make_tensors(
         return torch.randn(shape, generator=draw, device=device).to(dtype)
 
     def poison(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.full(shape, float("nan"), dtype=dtype, device=device)
+        return filled(torch.empty(shape, dtype=dtype, device=device))
 
     wide = -(-channels // 8) * 8
     state = (batch, plan.heads, plan.rows, plan.columns)
@@ -163,20 +172,18 @@ def make_tensors(
 # ---- ceilings of the machine
 
 
-def machine(section: dict[str, Any]) -> None:
+def machine(job: Job) -> None:
     """Measure what the kernels' floors are made of."""
     properties = torch.cuda.get_device_properties(0)
-    x = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    y = torch.empty_like(x)
-    copy = median_us(lambda: y.copy_(x))
-    section |= {
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__,
-        "nvrtc": nvrtc_version(),
-        "copy_tb_s": round(2 * x.numel() / copy / 1e6, 3),
-        "tera_tanh_per_s": special_functions(properties),
-    }
+    job.report(
+        {
+            "gpu": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "nvrtc": nvrtc_version(),
+            "copy_tb_s": round(copy_bytes_per_us() / 1e6, 3),
+            "tera_tanh_per_s": special_functions(properties),
+        }
+    )
 
 
 _TANH_LOOP = """
@@ -226,20 +233,6 @@ def architecture() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def median_us(run: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Return the median time of a call in microseconds, by events on the device."""
-    for _ in range(WARMUP):
-        run()
-    torch.cuda.synchronize()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for begin, end in pairs:
-        begin.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    return 1e3 * float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
-
-
 # ---- parity
 
 
@@ -282,7 +275,7 @@ def passes(plan: Plan, batch: int, dtype: torch.dtype) -> Pair:
     return forward, backward
 
 
-def parity(section: dict[str, Any]) -> None:
+def parity(job: Job) -> None:
     """Compare every plan with fp64, in bf16 (fast and exact) and in fp32."""
     plans = list(parity_plans())
     modes = ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True))
@@ -292,37 +285,19 @@ def parity(section: dict[str, Any]) -> None:
         for dtype in (torch.bfloat16, torch.float32)
     }
     compile_all(tile_configs.values())
-    rows = section["rows"] = []
     for (name, _), (dtype, exact) in itertools.product(plans, modes):
-        fast = not exact
-        row: dict[str, Any] = {"plan": name, "dtype": str(dtype)[6:], "fast": fast}
-        try:
-            row |= compare(tile_configs[name, dtype], dtype, exact)
-        except Exception as error:
-            row["error"] = repr(error)
-        rows.append(row)
-    limits = {"bfloat16": 2e-2, "float32": 1e-4}
-    wrong = [row for row in rows if not row.get("worst", 1.0) <= limits[row["dtype"]]]
-    section["wrong"] = wrong
-    section["worst_relative_l2"] = {
-        f"{dtype} {'fast' if fast else 'exact'}": max(
-            (row.get("worst", 9.0) for row in rows if (row["dtype"], row["fast"]) == (dtype, fast)),
-            default=None,
-        )
-        for dtype, fast in (("bfloat16", True), ("bfloat16", False), ("float32", False))
-    }
+        row = {"plan": name, "dtype": str(dtype)[6:], "fast": not exact}
+        job.attempt(row, partial(compare, tile_configs[name, dtype], dtype, exact))
 
 
-def small(section: dict[str, Any]) -> None:
+def small(job: Job) -> None:
     """Compare a few plans at the smallest sizes: what NVIDIA's checkers have patience for."""
-    chosen = [(n, p) for n, p in parity_plans() if n in SMALL]
-    tile_configs = {name: passes(plan, 3, torch.bfloat16) for name, plan in chosen}
-    errors = {n: compare(g, torch.bfloat16, exact=False)["worst"] for n, g in tile_configs.items()}
-    section["worst_relative_l2"] = errors
-    assert all(error <= 2e-2 for error in errors.values()), errors
+    for name, plan in (one for one in parity_plans() if one[0] in SMALL):
+        pair = passes(plan, 3, torch.bfloat16)
+        job.attempt({"plan": name}, partial(compare, pair, torch.bfloat16, exact=False))
 
 
-def compare(chosen: Pair, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+def compare(chosen: Pair, dtype: torch.dtype, exact: bool) -> Row:
     """Return relative L2 errors of every output and gradient against fp64."""
     given = make_tensors(chosen[True], 3, 37, dtype, seed=1, states=True)
     call = given.call()
@@ -332,14 +307,10 @@ def compare(chosen: Pair, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
     else:
         run_both(call, chosen)
     torch.cuda.synchronize()
-    expected = in_double(given)
-    errors = {}
-    for name, tensor in expected.items():
-        got = given.results[name].double()
-        errors[name] = float((got - tensor).norm() / (tensor.norm() + 1e-30))
-        if not errors[name] < 9.0:
-            errors[name] = 9.0  # not a number
-    return {"worst": max(errors.values()), "errors": errors}
+    errors = {n: distance(given.results[n], one) for n, one in in_double(given).items()}
+    worst = max(errors, key=lambda name: errors[name])
+    passed = errors[worst] <= LIMITS[dtype]
+    return {"worst": errors[worst], "of": worst, "errors": errors, "passed": passed}
 
 
 def run_both(call: Call, chosen: Pair) -> None:
@@ -402,16 +373,17 @@ def compile_one(unit: Unit) -> None:
 # ---- times
 
 
-def times(section: dict[str, Any]) -> None:
+def times(job: Job) -> None:
     """Time every configuration with the tile configs that the engine chooses."""
     chosen = {case.name: passes(case.plan, BATCH, torch.bfloat16) for case in TIMED}
     compile_all(chosen.values(), exact=False)
-    section["rows"] = [time_case(case, chosen[case.name]) for case in TIMED]
+    for case in TIMED:
+        job.attempt({"name": case.name}, partial(time_case, case, chosen[case.name]))
 
 
-def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
+def time_case(case: Timed, chosen: Pair) -> Row:
     """Time one configuration."""
-    row: dict[str, Any] = {"name": case.name, "tile config": describe(chosen)}
+    row: Row = {"tile config": describe(chosen)}
     given = inputs_of(chosen[True])
     for backward, name in enumerate(("forward", "backward")):
         floor = case.backward_floor if backward else case.forward_floor
@@ -491,7 +463,7 @@ def registers(chosen: Pair) -> dict[str, Any]:
 # ---- the operator, as layers call it
 
 
-def operator(section: dict[str, Any]) -> None:
+def operator(job: Job) -> None:
     """Run the custom operator in the ways in which PyTorch runs it; all must agree to the bit."""
     plan = stacked_plan("delta", 4, 16, 16, **DELTA, gate_act="sigmoid")
     chosen = passes(plan, BATCH, torch.bfloat16)[True]
@@ -516,78 +488,26 @@ def operator(section: dict[str, Any]) -> None:
         "compiled": lambda: both(torch.compile(step, fullgraph=True)),
     }
     for name, way in ways.items():
-        try:
-            got = way()
-            torch.cuda.synchronize()
-            same = [bool(torch.equal(x, y)) for x, y in zip(got, expected, strict=True)]
-            section[name] = "same" if all(same) else f"differs: {same}"
-        except Exception as error:
-            section[name] = repr(error)[:500]
+        job.attempt({"way": name}, partial(agrees, way, expected))
 
 
-def on_side_stream(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """Run on a stream of its own."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        results = run()
-    torch.cuda.current_stream().wait_stream(stream)
-    return results
-
-
-def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """Capture a graph and replay it, over results that were wiped."""
-    on_side_stream(run)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
-    for result in results:
-        result.zero_()
-    graph.replay()
-    return results
+def agrees(way: Callable[[], list[Tensor]], expected: list[Tensor]) -> Row:
+    """Compare what a way of running computes with what is expected."""
+    results = way()
+    torch.cuda.synchronize()
+    same = equal(results, expected)
+    return {"same_bits": same, "passed": same}
 
 
 SMALL = ("delta", "decayed", "row_gated_delta", "delta gate", "delta n13", "delta 40x24")
 
-SECTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "machine": machine,
-    "parity": parity,
-    "small": small,
-    "operator": operator,
-    "times": times,
-}
-
-
-def main() -> int:
-    """Run the sections and write ``gpu_kernels.json``; 1 if one failed or found something wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    everything = ",".join(name for name in SECTIONS if name != "small")
-    parser.add_argument("--sections", default=everything)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {}
-    for name in given.sections.split(","):
-        began = time.perf_counter()
-        report[name] = {}
-        try:
-            SECTIONS[name](report[name])
-        except Exception as error:
-            report[name] |= {"error": repr(error), "where": traceback.format_exc()}
-        report[name]["seconds"] = round(time.perf_counter() - began, 1)
-        (given.out / "gpu_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
-        show(name, report[name])
-    return int(any("error" in part or part.get("wrong") for part in report.values()))
-
-
-def show(name: str, section: dict[str, Any]) -> None:
-    """Print a section, one line for each row that has something to say."""
-    print(f"== {name}", {key: value for key, value in section.items() if key != "rows"})
-    if name == "times":
-        for row in section.get("rows", []):
-            print(" ".join(f"{key}={value}" for key, value in row.items()))
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {
+        "machine": machine,
+        "parity": parity,
+        "operator": operator,
+        "times": times,
+        "small": small,
+    },
+    default=("machine", "parity", "operator", "times"),
+)

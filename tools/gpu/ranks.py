@@ -1,22 +1,18 @@
-"""Trains one model on one and on two GPUs: equal bits, speed, shards, and what exactness costs.
+"""One model on one and on two GPUs: equal bits, speed, shards, and what exactness costs.
 
-Four parts, each of which can be asked for alone with --parts:
+bits    200 steps with ``parallel.exact=true`` on one and on two GPUs: every loss and weight equal
+speed   bytes a second of a 102M E88 on one and on two GPUs: exact, not exact, and sharded
+large   the same of a 1.3B E88, with the peak memory of a GPU
+sums    the fixed tree's sum of that many gradients beside NCCL's own all_reduce
 
-- ``bits``: 200 steps with ``parallel.exact=true`` on one and on two GPUs: every loss and weight
-  equal.
-- ``speed``: bytes a second of a 102M E88 on one and on two GPUs: exact, not exact, and sharded.
-- ``large``: the same of a 1.3B E88, with the peak memory of a GPU.
-- ``sums``: the fixed tree's sum of that many gradients beside NCCL's own all_reduce.
+    python tools/gpu/run.py ranks [bits] [speed] [large] [sums] [limit=240]
 
-    python tools/gpu/gpu_ranks.py --out FILE [--parts bits speed] [--device cpu]
-
-It takes --limit seconds at most; what no time is left for is recorded as left out. --device cpu
-runs tiny models through gloo, to try out this script.
+It takes ``limit`` seconds at most; what no time is left for is reported as left out. On a CPU, tiny
+models run through gloo.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,13 +20,17 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-PARTS = ("bits", "speed", "large", "sums")
+from tools.gpu.instruments import equal
+from tools.gpu.job import Check, Job, Row, read_rows
+from tools.gpu.processes import item_command
+
 RUNS = (
     "train.val_every=null",
     "train.save_minutes=null",
@@ -95,10 +95,12 @@ SIZES = {
 
 
 class Bench:
-    """The runs of one call, which share a folder and a time limit."""
+    """The runs of all parts, which share a folder and a time limit."""
 
-    def __init__(self, folder: Path, device: str, limit_s: float) -> None:
-        self.folder, self.device, self.sizes = folder, device, SIZES[device]
+    def __init__(self, device: str, limit_s: float) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        self.folder = folder = Path(self._place.name)
+        self.device, self.sizes = device, SIZES[device]
         self._until = time.monotonic() + limit_s
         line = b"def add(left, right):\n    return left + right\n\n\n"
         (folder / "text.txt").write_bytes((line * 3000)[: 1 << 17])
@@ -128,13 +130,13 @@ class Bench:
         windows = [record for record in records if record["kind"] == "window"]
         return {"last_window": windows[-1]} if windows else {}
 
-    def sums(self) -> Any:
+    def sums(self, job: Job) -> list[Row]:
         """Return the times of both sums on two ranks."""
-        out = self.folder / "sums.json"
+        out = self.folder / "sums"
         numbers = ",".join(map(str, self.sizes.reduced))
-        argv = [__file__, "--sums", numbers, "--out", str(out), "--device", self.device]
-        said = self._run(2, argv)
-        return json.loads(out.read_text()) if out.exists() else {"said": said[-2000:]}
+        said = self._run(2, item_command(job, numbers, out)[1:])
+        rows = read_rows(out / "rank-0" / f"{job.name}.jsonl")[1:]
+        return rows or [{"passed": False, "error": said[-2000:]}]
 
     def _run(self, ranks: int, argv: list[str]) -> str:
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -181,43 +183,57 @@ class Bench:
             if not found:
                 return False
             saved.append(load_file(found[-1] / "model.safetensors"))
-        return all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+        return equal(saved[0], saved[1])
 
 
 CUT = ("parallel.shard=full", "optim=adamw")
 
 
-def bits(bench: Bench) -> dict[str, Any]:
+@cache
+def bench_of(device: str, limit_s: float) -> Bench:
+    """Return the runs of this process."""
+    return Bench(device, limit_s)
+
+
+def bits(job: Job) -> None:
     """Train with exact sums on one and on two GPUs, and compare every loss and weight."""
+    bench = bench_of(job.device, job.settings["limit"])
     sizes = bench.sizes
-    given = (*sizes.common, *EXACT)
-    runs = {
-        f"exact-{ranks}": bench.train(f"exact-{ranks}", ranks, sizes.exact_steps, *given)
-        for ranks in (1, 2)
-    }
+    for ranks in (1, 2):
+        name = f"exact-{ranks}"
+        report_run(job, name, bench.train(name, ranks, sizes.exact_steps, *sizes.common, *EXACT))
     one, other = bench.losses("exact-1"), bench.losses("exact-2")
     equal_losses = len(one) == sizes.exact_steps and one == other
     equal_weights = bench.same_weights("exact-1", "exact-2")
-    return {
-        "equal": equal_losses and equal_weights,
-        "equal_losses": equal_losses,
-        "equal_weights": equal_weights,
-        "steps_compared": len(one),
-        "runs": runs,
-    }
+    found = {"equal_losses": equal_losses, "equal_weights": equal_weights}
+    passed = equal_losses and equal_weights
+    job.report({"what": "bits", **found, "steps_compared": len(one), "passed": passed})
 
 
-def speed(bench: Bench) -> dict[str, Any]:
+def report_run(job: Job, name: str, run: Row) -> None:
+    """Report a run, which must have ended well."""
+    job.report({"run": name, **run, "passed": run["status"] == "ok"})
+
+
+def speed(job: Job) -> None:
     """Time the model of the comparison."""
-    return _times(bench, "timed", bench.sizes.timed_steps, *bench.sizes.common, *bench.sizes.timed)
+    sizes = bench_of(job.device, job.settings["limit"]).sizes
+    _times(job, "timed", sizes.timed_steps, *sizes.common, *sizes.timed)
 
 
-def large(bench: Bench) -> dict[str, Any]:
+def large(job: Job) -> None:
     """Time the large model."""
-    return _times(bench, "large", bench.sizes.large_steps, *bench.sizes.large)
+    sizes = bench_of(job.device, job.settings["limit"]).sizes
+    _times(job, "large", sizes.large_steps, *sizes.large)
 
 
-def _times(bench: Bench, name: str, steps: int, *overrides: str) -> dict[str, Any]:
+def sums(job: Job) -> None:
+    """Time both sums as two ranks of torchrun."""
+    for row in bench_of(job.device, job.settings["limit"]).sums(job):
+        job.report(row)
+
+
+def _times(job: Job, name: str, steps: int, *overrides: str) -> None:
     """Train with the same rows on one GPU and on two, in every way."""
     ways: dict[str, tuple[int, tuple[str, ...]]] = {
         "one": (1, ()),
@@ -226,13 +242,13 @@ def _times(bench: Bench, name: str, steps: int, *overrides: str) -> dict[str, An
         "sharded": (2, CUT),
         "one-adamw": (1, ("optim=adamw",)),
     }
-    runs = {
-        way: bench.train(f"{name}-{way}", ranks, steps, *overrides, *more)
-        for way, (ranks, more) in ways.items()
-    }
+    bench, runs = bench_of(job.device, job.settings["limit"]), {}
+    for way, (ranks, more) in ways.items():
+        runs[way] = bench.train(f"{name}-{way}", ranks, steps, *overrides, *more)
+        report_run(job, way, runs[way])
     speedup = {way: _ratio(runs[way], runs["one"]) for way in ("plain", "exact")}
     speedup["sharded"] = _ratio(runs["sharded"], runs["one-adamw"])
-    return {"speedup": speedup, "runs": runs}
+    job.report({"what": "speedup", **speedup})
 
 
 def _ratio(left: dict[str, Any], right: dict[str, Any]) -> float | None:
@@ -240,73 +256,38 @@ def _ratio(left: dict[str, Any], right: dict[str, Any]) -> float | None:
     return rates[0] / rates[1] if rates[0] and rates[1] else None
 
 
-def time_sums(out: Path, numbers: list[int], device: str) -> None:
-    """Time both sums as one rank of torchrun; rank 0 writes the milliseconds."""
+def time_sums(job: Job, numbers: str) -> None:
+    """Time both sums of so many numbers as one rank of torchrun; rank 0 reports milliseconds."""
     from elman.base.rank_place import rank_place
     from elman.distributed.team import joined, own_device
 
     place = rank_place()
-    own = own_device(torch.device(device), place)
+    own = own_device(torch.device(job.device), place)
     team = joined(place, own)
-    found = {}
-    for count in numbers:
+    for count in map(int, numbers.split(",")):
         flat_n = torch.randn(-(-count // place.size) * place.size, device=own)
         times: dict[str, float] = {}
         for name, add in (("tree", team.tree_sum), ("all_reduce", team.plain_sum)):
             seconds = []
             for _ in range(6):
                 team.gather(0.0)
-                if device == "cuda":
+                if job.device == "cuda":
                     torch.cuda.synchronize()
                 began = time.perf_counter()
                 add(flat_n)
-                if device == "cuda":
+                if job.device == "cuda":
                     torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
             times[name] = 1e3 * min(seconds)
-        found[str(count)] = times
-    if place.leads:
-        out.write_text(json.dumps(found))
+        if place.leads:
+            job.report({"numbers": count, **{f"{name}_ms": ms for name, ms in times.items()}})
     team.leave()
 
 
-def main() -> int:
-    """Measure and write the file; 1 if bits differ or a run failed, 2 without two GPUs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds at most")
-    parser.add_argument("--sums", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.sums:
-        time_sums(given.out, [int(text) for text in given.sums.split(",")], given.device)
-        return 0
-    if given.device == "cuda" and torch.cuda.device_count() < 2:
-        seen = "one GPU here, not two" if torch.cuda.is_available() else "no GPU here"
-        print(f"gpu_ranks: torch sees {seen}", file=sys.stderr)
-        return 2
-    return _measure(given)
-
-
-def _measure(given: argparse.Namespace) -> int:
-    """Run the parts, and write the file after each."""
-    of = {"bits": bits, "speed": speed, "large": large, "sums": Bench.sums}
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-    }
-    good = True
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.device, given.limit)
-        for part in given.parts:
-            found = report[part] = of[part](bench)
-            runs = found.get("runs", {})
-            good &= found.get("equal", True) and all(r["status"] == "ok" for r in runs.values())
-            given.out.write_text(json.dumps(report, indent=1) + "\n")
-            print(json.dumps({part: found}, indent=1), flush=True)
-    return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {"bits": bits, "speed": speed, "large": large, "sums": sums},
+    settings={"limit": 240.0},
+    item=time_sums,
+    on_cpu=("bits", "speed", "large", "sums"),
+    gpus=2,
+)

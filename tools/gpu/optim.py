@@ -1,36 +1,26 @@
-"""Checks the schedule-free update on a GPU, and times it next to PyTorch's operations and AdamW.
+"""The schedule-free update against its library in fp64; times beside PyTorch's and AdamW.
 
-    python tools/gpu/gpu_optim.py --out FILE [--check] [--time]
+check   20 steps of weights of odd sizes, on and off a boundary of 16 bytes, with a blocked step of
+        NaN gradients among them, against the library ``schedulefree`` in fp64, and how far
+        PyTorch's operations are from it; a repeat, another stream and a replayed CUDA graph to the
+        bit
+time    clipping and update, and the update alone, for the weights of whole models, replayed as CUDA
+        graphs, all candidates in turn in every round; beside them torch's fused AdamW. The floor is
+        the time to move 28 bytes for each weight at the bandwidth of a copy.
 
-Without --check or --time, both are done. Each result is one line of JSON, printed and appended to
-FILE at once. Checks: 20 steps of weights of odd sizes, on and off a boundary of 16 bytes, with a
-blocked step of NaN gradients among them, against the library ``schedulefree`` in fp64, and how far
-PyTorch's operations are from it; a repeat, another stream and a replayed CUDA graph to the bit.
-Times: of clipping and update, and of the update alone, for the weights of whole models, replayed as
-CUDA graphs, all candidates in turn in every round; beside them torch's fused AdamW. The floor is
-the time to move 28 bytes for each weight at the bandwidth of a copy, measured in the same run. With
---device cpu, PyTorch's operations are checked. Exit status: 0 if all results are right, 1 if not, 2
-if there is no GPU.
+    python tools/gpu/run.py optim [check] [time] [--only e88_h32n32_384x4]
+
+``--only`` chooses models to time. On a CPU, PyTorch's operations are checked.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from instruments import (  # type: ignore[import-not-found]
-    device_name,
-    distance,
-    recorded,
-    seconds,
-    write,
-)
 from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 
@@ -38,6 +28,15 @@ from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.optim.schedule_free import MaskedScheduleFree
+from tools.gpu.instruments import (
+    copy_bytes_per_us,
+    distance,
+    equal,
+    interleaved,
+    on_side_stream,
+    recorded,
+)
+from tools.gpu.job import Check, Job
 
 MODELS = ("e88f_h32n16_2432x20", "e88_h32n32_384x4")
 SIZES = (
@@ -123,7 +122,7 @@ class Run:
             self._blocked.fill_(step == BLOCKED_AT)
             before = self.state() if step == BLOCKED_AT else []
             (update or self.update)()
-            kept &= all(map(torch.equal, before, self.state() if before else []))
+            kept &= equal(before, self.state() if before else [])
         return kept
 
     def replayed(self) -> bool:
@@ -139,7 +138,7 @@ class Run:
         return [x.detach().clone() for x in (*self.weights, *moments)]
 
 
-def check(shift: int, limit: float, device: str) -> dict[str, Any]:
+def compared(shift: int, limit: float, device: str) -> dict[str, Any]:
     """Compare one case with fp64, and with itself."""
     exact = Run(None, 0, limit, device)
     exact.steps()
@@ -147,10 +146,10 @@ def check(shift: int, limit: float, device: str) -> dict[str, Any]:
     runs = {backend: Run(backend, shift, limit, device) for backend in backends}
     kept = {backend: run.steps() for backend, run in runs.items()}
     wanted = exact.state()
-    line: dict[str, Any] = {"what": "check", "shift": shift, "limit": str(limit)}
+    line: dict[str, Any] = {}
     for backend, run in runs.items():
         pairs = zip(run.state(), wanted, strict=True)
-        line[f"{backend}_error"] = max(distance(one, right, right.norm()) for one, right in pairs)
+        line[f"{backend}_error"] = max(distance(one, right) for one, right in pairs)
     line["blocked_kept"] = kept
     line["passed"] = all(kept.values()) and line[f"{backends[0]}_error"] < LIMIT
     if device == "cuda":
@@ -163,13 +162,9 @@ def same_bits(wanted: list[Tensor], shift: int, limit: float) -> dict[str, bool]
     """Return whether other ways to take the same steps end at the same bits."""
     made = {name: Run("cuda", shift, limit, "cuda") for name in ("again", "stream", "replayed")}
     made["again"].steps()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        made["stream"].steps()
-    torch.cuda.synchronize()
+    on_side_stream(made["stream"].steps)
     kept = made["replayed"].replayed()
-    found = {name: all(map(torch.equal, run.state(), wanted)) for name, run in made.items()}
+    found = {name: equal(run.state(), wanted) for name, run in made.items()}
     return found | {"replayed, blocked": kept}
 
 
@@ -213,63 +208,34 @@ def candidates(model: str) -> dict[str, Callable[[], Any]]:
     return found | {"adamw, clipped": clipped, "adamw": adamw.step}
 
 
-def copy_bytes_per_us() -> float:
-    """Return the bandwidth of a copy."""
-    x = torch.ones(2**28, device="cuda")
-    y = torch.empty_like(x)
-    # By a kernel: a graph gives a plain copy to the copy engines, which are slower.
-    graph, _ = recorded(lambda: torch.neg(x, out=y))
-    times = [seconds(lambda: [graph.replay() for _ in range(REPLAYS)]) for _ in range(5)]
-    return 8 * x.numel() * REPLAYS / float(statistics.median(times)) / 1e6
-
-
-def times(model: str, bytes_per_us: float) -> list[dict[str, Any]]:
+def times(model: str) -> list[dict[str, Any]]:
     """Time every candidate, one after the other in every round."""
     graphs = {name: recorded(call)[0] for name, call in candidates(model).items()}
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            took = seconds(lambda graph=graph: [graph.replay() for _ in range(REPLAYS)])
-            found[name].append(1e6 * took / REPLAYS)
+    calls = {name: graph.replay for name, graph in graphs.items()}
     numbers = sum(weight.numel() for weight in weights_of(model).parameters())
-    floor = BYTES * numbers / bytes_per_us
+    floor = BYTES * numbers / copy_bytes_per_us()
     lines = []
-    for name, rounds in found.items():
-        us = statistics.median(rounds)
-        line = {"what": "time", "model": model, "weights": numbers, "candidate": name}
-        line |= {"us": round(us, 1), "fastest_us": round(min(rounds), 1)}
+    for name, rounds in interleaved(calls, ROUNDS, repeats=REPLAYS).items():
+        us = 1e6 * statistics.median(rounds)
+        line = {"model": model, "weights": numbers, "candidate": name}
+        line |= {"us": round(us, 1), "fastest_us": round(1e6 * min(rounds), 1)}
         lines.append(line | {"floor_us": round(floor, 1), "over_floor": round(us / floor, 2)})
     return lines
 
 
-def main() -> int:
-    """Do what was asked for; the exit status is 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON")
-    parser.add_argument("--check", action="store_true", help="this part alone")
-    parser.add_argument("--time", action="store_true", help="this part alone")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("gpu_optim: torch sees no GPU here", file=sys.stderr)
-        return 2
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    report = partial(write, given.out)
-    report({"what": "machine", "device": device_name(given.device), "torch": torch.__version__})
-    passed = True
-    if given.check or not given.time:
-        for shift, limit in ((0, 1.0), (1, 1.0), (0, float("inf")), (2, 1e9)):
-            line = check(shift, limit, given.device)
-            report(line)
-            passed &= line["passed"]
-    if given.device == "cuda" and (given.time or not given.check):
-        bytes_per_us = copy_bytes_per_us()
-        report({"what": "copy", "tb_s": round(bytes_per_us / 1e6, 3)})
-        for model in MODELS:
-            for line in times(model, bytes_per_us):
-                report(line)
-    return int(not passed)
+def check(job: Job) -> None:
+    """Compare weights on and off a boundary, clipped and not."""
+    for shift, limit in ((0, 1.0), (1, 1.0), (0, float("inf")), (2, 1e9)):
+        row = {"shift": shift, "limit": str(limit)}
+        job.attempt(row, partial(compared, shift, limit, job.device))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def time(job: Job) -> None:
+    """Time all candidates."""
+    job.report({"what": "copy", "tb_s": round(copy_bytes_per_us() / 1e6, 3)})
+    for model in job.chosen(MODELS):
+        for line in times(model):
+            job.report(line)
+
+
+CHECK = Check({"check": check, "time": time}, names=lambda: MODELS, on_cpu=("check",))

@@ -1,6 +1,6 @@
-"""Times every baseline beside its best public implementation on a GPU, in one run.
+"""Every baseline beside its best public implementation: training steps, eager and replayed.
 
-    python tools/gpu/gpu_peer_speed.py --out DIR [--rounds 3] [--only mamba2] [--first-use]
+    python tools/gpu/run.py peer_speed [--only mamba2] [rounds=3] [batch_size=32] [chunk_size=512]
 
 The table has training steps of models of about 102M parameters at 32 rows of 512 bytes in bf16,
 eager and replayed as one CUDA graph: forward, backward, clipping and AdamW. A baseline, its public
@@ -8,45 +8,23 @@ implementation and E88 are timed in turn, in interleaved rounds; figures are med
 for llama, torch.compile of PyTorch alone and, where transformers is installed, its compiled
 LlamaForCausalLM; for mamba2 and the peers that flash-linear-attention and mamba-ssm have, the layer
 of the package itself (with causal-conv1d if that is installed); for lstm and gru, cuDNN in bf16;
-none for slstm and m2rnn. What cannot run is recorded, and the others
-still run: every baseline has a process of its own. A step that cannot be captured spoils its
-process, so another one times the group again, that model eagerly only, and the reason is printed.
-Everything goes to DIR/gpu_peer_speed.json, rewritten after each baseline.
-
---first-use measures instead how long the command takes until its first step is done, for every
-baseline in turn: once with empty caches and once again with what the first run left there.
+none for slstm and m2rnn. What cannot run is reported, and the others still run: every baseline has
+a process of its own. A step that cannot be captured spoils its process, so another one times the
+group again, that model eagerly only, and the reason is printed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from first_use import first_uses  # type: ignore[import-not-found]
-from gpu_baselines import (  # type: ignore[import-not-found]
-    BASELINES as PACKAGED,
-)
-from gpu_baselines import (
-    Training,
-    environment,
-    own_layer,
-)
-from gpu_models import (  # type: ignore[import-not-found]
-    WARMUP,
-    captured,
-    guarded,
-    save,
-    time_rounds,
-)
 from torch import Tensor, nn
 
 from elman.config.compose import compose_config
@@ -56,6 +34,11 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.sections.model import ModelConfig
+from tools.gpu.baselines import BASELINES as PACKAGED
+from tools.gpu.baselines import own_layer, versions
+from tools.gpu.instruments import interleaved, recorded
+from tools.gpu.job import Check, Job, Row, read_rows
+from tools.gpu.processes import item_command
 
 OURS = "e88f_h32n16_2432x20"
 PACKAGE_ROWS = {
@@ -66,52 +49,21 @@ PACKAGE_ROWS = {
     "rwkv7": "rwkv7_1152x16",
     "mamba3": "mamba3_896x20",
 }
-"""By model: the row of gpu_baselines.py of the same sizes, which knows the package's layer."""
+"""By model: the row of ``baselines`` of the same sizes, which knows the package's layer."""
 WITHOUT = ("slstm", "m2rnn")
 """Models without a public implementation that installs without a build."""
 BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru", *PACKAGE_ROWS, *WITHOUT)
-SPOILT = 9
-"""Exit status of a process in which a capture failed."""
+WARMUP = 3
 Make = Callable[[], nn.Module]
 
 
-def main() -> int:
-    """Measure; return 2 without a GPU."""
-    arguments = parse()
-    if not torch.cuda.is_available():
-        print("gpu_peer_speed: torch sees no GPU here", file=sys.stderr)
-        return 2
-    device = torch.device("cuda")
-    if arguments.group:
-        return group_times(arguments, device)
-    path = Path(arguments.out) / "gpu_peer_speed.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {"environment": environment(device), "arguments": vars(arguments)}
-    names = [name for name in BASELINES if arguments.only in name]
-    if arguments.first_use:
-        first_uses(names, report, path)
-        return 0
-    results = report["models"] = {}
-    for name in names:
-        add(name, results, *in_processes(name, partial(run_group, name, arguments)))
-        save(path, report)
-    show(results)
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--out", required=True, help="folder of gpu_peer_speed.json")
-    parser.add_argument("--only", default="", help="part of a baseline's name")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--chunk-size", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps-a-round", type=int, default=4)
-    parser.add_argument("--first-use", action="store_true", help="times until the first step")
-    # What this script gives to its own processes.
-    parser.add_argument("--group", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--eager-only", action="append", default=[], help=argparse.SUPPRESS)
-    return parser.parse_args()
+def table(job: Job) -> None:
+    """Time every group in a process of its own, and print the table."""
+    job.report(versions(torch.device("cuda")))
+    for name in job.chosen(BASELINES):
+        for row in in_processes(name, partial(run_group, job, name)):
+            job.report({"baseline": name, **row})
+    show(job.rows)
 
 
 # ------------------------------------------------------------------------------ implementations
@@ -274,26 +226,62 @@ def of_transformers(config: ModelConfig) -> nn.Module:
 # ----------------------------------------------------------------------------------------- times
 
 
-def started(
-    label: str, make: Make, group: dict[str, Training], arguments: argparse.Namespace
-) -> dict[str, Any]:
+class Training:
+    """Training steps of one model: bf16 autocast, fp32 weights, fused AdamW, clip 1.
+
+    Args:
+        model: The model, on its device: its ``loss`` takes bytes, its ``num_params`` counts.
+        rows: Rows of a batch.
+        steps: Bytes predicted in a row.
+    """
+
+    def __init__(self, model: Any, rows: int, steps: int) -> None:
+        self.model, self.device = model, next(model.parameters()).device
+        # Capturable: the same step, eager or in a graph.
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
+        self.tokens = torch.randint(256, (rows, steps + 1), device=self.device, dtype=torch.uint8)
+
+    def tune(self) -> None:
+        """Compile all Triton kernels of a step at once, as a training run does."""
+        if importable("triton"):
+            from elman.kernels.triton_ahead import compile_ahead
+
+            compile_ahead(self._passes)  # what this computes is of no use
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _passes(self) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss, _ = self.model.loss(self.tokens)
+        loss.backward()
+
+    def step(self) -> None:
+        self._passes()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def predicted(self) -> int:
+        """Return the bytes that a step predicts."""
+        return self.tokens.shape[0] * (self.tokens.shape[1] - 1)
+
+
+def started(job: Job, label: str, make: Make, group: dict[str, Training]) -> Row:
     """Build a model, take its first steps, and return what they needed."""
     torch.cuda.reset_peak_memory_stats()
     before, began = torch.cuda.memory_allocated(), time.perf_counter()
-    training = Training(make(), arguments.batch_size, arguments.chunk_size)
+    training = Training(make(), job.settings["batch_size"], job.settings["chunk_size"])
     training.tune()
     for _ in range(WARMUP):
         training.step()
     torch.cuda.synchronize()
     group[label] = training
-    found = {
+    return {
         "params": training.model.num_params(),
         "path": path_of(label),
         "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 2),
         "first_steps_s": round(time.perf_counter() - began, 1),
     }
-    print(f"{label}: {found}", flush=True)
-    return found
 
 
 def path_of(label: str) -> str | None:
@@ -307,39 +295,38 @@ def path_of(label: str) -> str | None:
     return computation_path(cell, backend, config.options, **given) or backend
 
 
-def group_times(arguments: argparse.Namespace, device: torch.device) -> int:
+def time_group(job: Job, name: str) -> None:
     """Time a baseline, its public implementations and E88 in turn, eager and replayed.
 
-    The results go to the file that ``--out`` names, rewritten after each.
-
-    Returns:
-        SPOILT where a step could not be captured: then nothing else can be measured here.
+    Where a step cannot be captured, the last row names it as ``spoilt``: then nothing else can be
+    measured in this process.
     """
     # All steps, since a model may keep a tensor of its last step, whose gradient stays there.
+    device = torch.device("cuda")
     torch.cuda.set_stream(stream := torch.cuda.Stream(device))
-    name, path = arguments.group, Path(arguments.out)
-    results: dict[str, Any] = {}
     group: dict[str, Training] = {}
-    report: dict[str, Any] = {"models": results}
     for label, make in ({OURS: partial(built, OURS)} | ways(name, device)).items():
-        results[label] = guarded(partial(started, label, make, group, arguments))
-        save(path, report)
-    found: dict[str, Any] = {label: {} for label in group}
-    for label, row in found.items():
-        results[label]["beside"] = {name: row}
-    time_rounds(group, found, "eager", lambda training: training.step, arguments)
-    save(path, report)
-    graphs: dict[int, torch.cuda.CUDAGraph] = {}
-    replayed = {k: one for k, one in group.items() if k not in arguments.eager_only}
-    for label, training in replayed.items():
+        job.measure({"model": label}, partial(started, job, label, make, group))
+    time_rounds(job, group, "eager", {label: one.step for label, one in group.items()})
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    for label in (label for label in group if label not in job.settings["eager_only"].split(";")):
         try:
-            graphs[id(training)] = captured(training, stream)
+            graphs[label], _ = recorded(group[label].step, warmup=WARMUP, stream=stream)
         except Exception as error:
-            save(path, report | {"spoilt": [label, first_cause(error)]})
-            return SPOILT
-    time_rounds(replayed, found, "graph", lambda one: graphs[id(one)].replay, arguments)
-    save(path, report)
-    return 0
+            job.report({"model": label, "spoilt": first_cause(error)})
+            return
+    time_rounds(job, group, "graph", {label: graph.replay for label, graph in graphs.items()})
+
+
+def time_rounds(
+    job: Job, group: Mapping[str, Training], way: str, steps: Mapping[str, Callable[[], Any]]
+) -> None:
+    """Report tokens per second, all models in turn in every round."""
+    repeats = job.settings["steps_a_round"]
+    for label, rounds in interleaved(steps, job.settings["rounds"], repeats=repeats).items():
+        rates = [round(group[label].predicted / took) for took in rounds]
+        row = {"model": label, "params": group[label].model.num_params(), "way": way}
+        job.report(row | {"tok_s": statistics.median(rates), "rounds": rates})
 
 
 def first_cause(error: BaseException) -> str:
@@ -352,74 +339,68 @@ def first_cause(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------- processes
 
 
-def run_group(
-    name: str, arguments: argparse.Namespace, path: Path, eager_only: Sequence[str]
-) -> int:
-    """Time a group in a process of its own, which writes to ``path``; return its exit status."""
-    sizes = ("batch_size", "chunk_size", "rounds", "steps_a_round")
-    command = [sys.executable, __file__, f"--out={path}", f"--group={name}"]
-    command += [f"--{size.replace('_', '-')}={getattr(arguments, size)}" for size in sizes]
-    command += [f"--eager-only={label}" for label in eager_only]
-    return subprocess.run(command, check=False).returncode
+def run_group(job: Job, name: str, place: Path, eager_only: Sequence[str]) -> int:
+    """Time a group in a process of its own, which reports in a folder; return its exit status."""
+    command = item_command(job, name, place, eager_only=";".join(eager_only))
+    # What it reports is reported again when it has ended.
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
 
 
-def in_processes(
-    name: str, run: Callable[[Path, Sequence[str]], int]
-) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Time a group, again without each model that cannot be captured.
+def in_processes(name: str, run: Callable[[Path, Sequence[str]], int]) -> list[Row]:
+    """Return the rows of a group, timed again without each model that cannot be captured.
 
     Args:
         name: The baseline.
-        run: Runs a process that writes to a file and captures all but some; returns its status.
-
-    Returns:
-        The results by model, why a model was not captured, and the last exit status.
+        run: Runs a process that reports in a folder and captures all but some models; returns its
+            exit status.
     """
     reasons: dict[str, str] = {}
     while True:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "group.json"
-            status = run(path, list(reasons))
-            found = json.loads(path.read_text()) if path.exists() else {"models": {}}
-        if status != SPOILT:
-            return found["models"], reasons, status
-        label, reason = found["spoilt"]
+            status = run(Path(folder), list(reasons))
+            rows = [row for row in read_rows(Path(folder) / "peer_speed.jsonl") if "model" in row]
+        if not rows or "spoilt" not in rows[-1]:
+            break
+        label, reason = rows[-1]["model"], rows[-1]["spoilt"]
         assert label not in reasons, label
         reasons[label] = reason
         print(f"{label}: cannot be captured ({reason}); {name} again, it eagerly", flush=True)
-
-
-def add(
-    name: str, results: dict[str, Any], found: dict[str, Any], reasons: dict[str, str], status: int
-) -> None:
-    """Add a group's results to those of all."""
-    for label, row in found.items():
-        beside = results.setdefault(label, row).setdefault("beside", {})
-        beside |= row.get("beside", {})
-        if label in reasons and name in beside:
-            beside[name]["graph"] = {"error": reasons[label]}
+    rows += [{"model": label, "way": "graph", "error": reason} for label, reason in reasons.items()]
     if status:
-        results.setdefault(name, {})["error"] = f"its process ended with status {status}"
+        rows.append({"model": name, "error": f"its process ended with status {status}"})
+    return rows
 
 
-def show(results: dict[str, Any]) -> None:
+def show(rows: Sequence[Row]) -> None:
     """Print the table: each implementation beside E88 in the same rounds."""
+    timed = {(r["baseline"], r["model"], r["way"]): r for r in rows if "way" in r}
     print("| model | parameters | eager tok/s | replayed tok/s | E88 replayed / this |")
     print("|---|---|---|---|---|")
-    for label, row in results.items():
-        if "error" in row:
-            print(f"| {label} | | {row['error'][:100]} | | |")
-        for name, rates in row.get("beside", {}).items():
-            if label == OURS and name != next(iter(row["beside"])):
-                continue
-            eager, graph = (rates.get(way, {}).get("tok_s") for way in ("eager", "graph"))
-            mine = results[OURS].get("beside", {}).get(name, {}).get("graph", {}).get("tok_s")
-            ratio = f"{mine / graph:.2f}x" if mine and graph else ""
-            if reason := rates.get("graph", {}).get("error"):
-                ratio = f"not captured: {reason[:80]}"
-            shown = [f"{rate / 1e3:,.0f}K" if rate else "-" for rate in (eager, graph)]
-            print(f"| {label} | {row['params']:,} | {' | '.join(shown)} | {ratio} |", flush=True)
+    for row in rows:
+        if "error" in row and "way" not in row:
+            print(f"| {row['model']} | | {row['error'][:100]} | | |")
+    for (name, label, way), eager in timed.items():
+        if way != "eager":
+            continue
+        graph = timed.get((name, label, "graph"), {})
+        mine, other = timed.get((name, OURS, "graph"), {}).get("tok_s"), graph.get("tok_s")
+        ratio = f"{mine / other:.2f}x" if mine and other else ""
+        if reason := graph.get("error"):
+            ratio = f"not captured: {reason[:80]}"
+        shown = [f"{rate / 1e3:,.0f}K" if rate else "-" for rate in (eager["tok_s"], other)]
+        print(f"| {label} | {eager['params']:,} | {' | '.join(shown)} | {ratio} |", flush=True)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {"table": table},
+    names=lambda: BASELINES,
+    # The last one is for the processes of the check itself.
+    settings={
+        "rounds": 3,
+        "steps_a_round": 4,
+        "batch_size": 32,
+        "chunk_size": 512,
+        "eager_only": "",
+    },
+    item=time_group,
+)

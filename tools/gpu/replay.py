@@ -1,4 +1,4 @@
-"""Compares training passes replayed as CUDA graphs with eager ones on a GPU: bits, then speed.
+"""Training passes replayed as CUDA graphs against eager ones: bits, then speed.
 
 cells     a small model of every cell, without and with carried states: steps of the training
           loop, eager twice and replayed; losses, gradient norms and weights must agree to the
@@ -8,40 +8,28 @@ settings  whole training runs of one model, eager and replayed: every optimizer,
 rates     tokens per second, memory and the time before the clock starts, of whole models as users
           train them, eager and replayed
 
-    python tools/gpu/gpu_replay.py --out DIR [--sections cells,settings,rates] [--cells e1,e88]
+    python tools/gpu/run.py replay [cells] [settings] [rates] [--only e1,e88]
 
-Everything goes to DIR/gpu_replay.json. --device cpu compares eager with eager, to try out this
-script. Exit status: 0 if all results agree, 1 if not, 2 if there is no GPU.
+Without parts, the first two are done. ``--only`` chooses cells, settings and models of ``rates``.
+On a CPU, eager runs are compared with eager ones.
 
 Shape legend: b batch, t time.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_train import (  # type: ignore[import-not-found]
-    STEPS,
-    Place,
-    attempt,
-    compare_runs,
-    losses,
-    train,
-    weights,
-)
 from torch import Tensor
 
 from elman.config.catalog import catalog
@@ -58,6 +46,10 @@ from elman.training.loop import take_step
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.preparation import prepare_step
 from elman.training.training_state import TrainingState
+from tools.gpu.instruments import equal, finite, furthest
+from tools.gpu.job import Check, Job
+from tools.gpu.processes import each_in_a_process
+from tools.gpu.train import STEPS, Place, compare_runs, losses, train, weights
 
 TAKEN = 4  # steps of a cell
 # Where eager runs differ among themselves, by sums whose order the GPU chooses.
@@ -86,13 +78,11 @@ RATED = ("train.steps=60", "train.val_every=null", "data.val_sample=4096", "log.
 # ---- one cell
 
 
-def check_cell(name: str, out: Path, device: torch.device) -> dict[str, Any]:
+def check_cell(job: Job, name: str) -> None:
     """Compare a small model of a cell in both ways of training."""
-    report: dict[str, Any] = {}
     for way, overrides in {"plain": (), "carried": CARRIED}.items():
-        config = small_model(name, out, (*CELL, *overrides))
-        attempt(way, lambda config=config: compare_ways(config, device), report)
-    return report
+        config = small_model(name, job.out, (*CELL, *overrides))
+        job.attempt({"way": way}, partial(compare_ways, config, torch.device(job.device)))
 
 
 def small_model(name: str, out: Path, overrides: tuple[str, ...]) -> RunConfig:
@@ -115,21 +105,16 @@ def compare_ways(config: RunConfig, device: torch.device) -> dict[str, Any]:
     """Train eagerly, again, and replayed."""
     wanted, again = (steps_of(config, device, graph=False) for _ in range(2))
     found = steps_of(config, device, graph=device.type == "cuda")
-    repeatable, equal = same(again, wanted), same(found, wanted)
+    repeatable, replay_equal = same(again, wanted), same(found, wanted)
     apart, noise = (furthest(one, wanted) for one in (found, again))
-    passed = equal or (not repeatable and apart <= max(TOLERANCE, 2 * noise))
-    report = {"passed": passed, "equal": equal, "eager is repeatable": repeatable}
+    passed = replay_equal or (not repeatable and apart <= max(TOLERANCE, 2 * noise))
+    report = {"passed": passed, "equal": replay_equal, "eager is repeatable": repeatable}
     return report | {"apart": apart, "eager apart": noise, "losses": found[0].tolist()}
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(map(torch.equal, one, other)) and bool(other[0].isfinite().all())
-
-
-def furthest(one: list[Tensor], other: list[Tensor]) -> float:
-    """Return the largest relative L2 distance of two tensors."""
-    pairs = zip(one, other, strict=True)
-    return max(float((x - y).norm() / (y.norm() + 1e-30)) for x, y in pairs)
+    """Return whether tensors agree to the bit, and the losses are finite."""
+    return equal(one, other) and finite(other[:1])
 
 
 def steps_of(config: RunConfig, device: torch.device, *, graph: bool) -> list[Tensor]:
@@ -163,50 +148,29 @@ def training_state(
             state.batches.close()
 
 
-def check_cells(given: argparse.Namespace, out: Path) -> dict[str, Any]:
+def check_cells(job: Job) -> None:
     """Check every cell in a process of its own."""
-    names = given.cells.split(",") if given.cells else sorted(registry.cells())
-    with ThreadPoolExecutor(given.jobs if given.device == "cuda" else 1) as pool:
-        reports = pool.map(lambda name: in_process(name, out, given.device), names)
-        return dict(zip(names, reports, strict=True))
-
-
-def in_process(name: str, out: Path, device: str) -> dict[str, Any]:
-    """Run this script for one cell and return what it found."""
-    place = out / "cells" / name
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    command = [sys.executable, __file__, "--out", str(place), "--cell", name, "--device", device]
-    with (place / "log.txt").open("w") as log, contextlib.suppress(subprocess.TimeoutExpired):
-        variables = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, stdout=log, stderr=log, timeout=LIMIT_S, check=False, env=variables)
-    found = place / "report.json"
-    if not found.exists():
-        last = (place / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
-        return {"process": {"passed": False, "error": " ".join(last) or f"over {LIMIT_S} s"}}
-    report: dict[str, Any] = json.loads(found.read_text())
-    print(name, {way: check["passed"] for way, check in report.items()}, flush=True)
-    return report
+    variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1"}
+    at_once = max(1, (os.cpu_count() or 1) // 2)
+    names = job.chosen(sorted(registry.cells()))
+    each_in_a_process(job, names, at_once=at_once, limit_s=LIMIT_S, variables=variables)
 
 
 # ---- whole runs
 
 
-def check_settings(given: argparse.Namespace, out: Path) -> dict[str, Any]:
+def check_settings(job: Job) -> None:
     """Train in every setting, eager and replayed."""
-    report: dict[str, Any] = {}
-    graph = "true" if given.device == "cuda" else "auto"
-    for name, overrides in SETTINGS.items():
-        place = Place("e88_tiny", out / "settings" / name.replace(", ", "-"), given.device)
+    graph = "true" if job.device == "cuda" else "auto"
+    for name in job.chosen(SETTINGS):
+        place = Place("e88_tiny", job.out / "settings" / name.replace(", ", "-"), job.device)
         shutil.rmtree(place.out, ignore_errors=True)
         place.out.mkdir(parents=True)
-        pair = (place, graph, overrides)
-        attempt(name, lambda pair=pair: eager_and_replayed(*pair), report)
-        attempt(f"{name}, resumed", lambda pair=pair: resumed(*pair), report)
-        print(name, report[name]["passed"], report[f"{name}, resumed"]["passed"], flush=True)
-    profiled = Place("e88_tiny", out / "settings" / "adamw", given.device)
-    attempt("profiled", lambda: traced(profiled, graph), report)
-    return report
+        requested = (place, graph, SETTINGS[name])
+        job.attempt({"setting": name}, partial(eager_and_replayed, *requested))
+        job.attempt({"setting": f"{name}, resumed"}, partial(resumed, *requested))
+    profiled = Place("e88_tiny", job.out / "settings" / "adamw", job.device)
+    job.attempt({"setting": "profiled"}, partial(traced, profiled, graph))
 
 
 def eager_and_replayed(place: Place, graph: str, overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -243,13 +207,10 @@ def traced(place: Place, graph: str) -> dict[str, Any]:
 # ---- speed
 
 
-def check_rates(given: argparse.Namespace, out: Path) -> dict[str, Any]:
+def check_rates(job: Job) -> None:
     """Train whole models as users do, eager and replayed."""
-    report: dict[str, Any] = {}
-    for name in given.rates.split(","):
-        attempt(name, lambda name=name: rates(name, out, given.device), report)
-        print(name, report[name], flush=True)
-    return report
+    for name in job.chosen(RATES):
+        job.attempt({"model": name}, partial(rates, name, job.out, job.device))
 
 
 def rates(name: str, out: Path, device: str) -> dict[str, Any]:
@@ -279,61 +240,11 @@ def rates(name: str, out: Path, device: str) -> dict[str, Any]:
     return {"passed": max(ended) - min(ended) <= 0.01 * min(ended), **found}
 
 
-# ---- running
-
-SECTIONS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
-    "cells": check_cells,
-    "settings": check_settings,
-    "rates": check_rates,
-}
-
-
-def failures(report: dict[str, Any], place: str = "") -> list[str]:
-    """Return where a check did not pass, in words."""
-    if "passed" in report:
-        return [] if report["passed"] else [place]
-    return [
-        wrong
-        for name, part in report.items()
-        for wrong in failures(part, f"{place}: {name}" if place else name)
-    ]
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sections", default="cells,settings")
-    parser.add_argument("--cells", help="these alone, separated by commas")
-    parser.add_argument("--rates", default=",".join(RATES), help="models of the section rates")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--cell", help="check this one in this process")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Run the sections and write ``gpu_replay.json``."""
-    given = parse()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("gpu_replay: torch sees no GPU here", file=sys.stderr)
-        return 2
-    out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    if given.cell:
-        report = check_cell(given.cell, out, torch.device(given.device))
-        (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        return 0
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    report = {}
-    for section in given.sections.split(","):
-        report[section] = SECTIONS[section](given, out)
-        (out / "gpu_replay.json").write_text(json.dumps(report, indent=1) + "\n")
-    wrong = failures(report)
-    print(f"replay: failed: {', '.join(wrong) or 'none'}", flush=True)
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {"cells": check_cells, "settings": check_settings, "rates": check_rates},
+    default=("cells", "settings"),
+    names=lambda: (*sorted(registry.cells()), *SETTINGS, *RATES),
+    item=check_cell,
+    on_cpu=("cells", "settings", "rates"),
+    variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+)

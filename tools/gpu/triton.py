@@ -1,48 +1,37 @@
-"""Checks the Triton kernels of the matrix-state engine on a GPU, and times them beside CUDA's.
+"""The matrix-state engine's Triton kernels against fp64; times beside the CUDA kernels.
 
-    python tools/gpu/gpu_triton.py --out FILE [--check] [--time] [--tiles] [--compile] [--warm]
-        [--sizes 16 ...] [--cells E70 ...]
+check    outputs and all gradients of every cell in bf16 and fp32 against the fp64 reference, with
+         NaN in every tensor that the engine allocates, with and without a first state and resets;
+         and that a replayed CUDA graph gives the same bits
+time     bf16, B = 32 and T = 512, each pass replayed as a CUDA graph, both backends in turn in
+         every round; "first" are the seconds of the first call of both passes with an empty cache,
+         which is compilation
+tiles    other tiles of a program than those of spec.py
+compile  calls once what ``time`` would time: processes that do so for a cell each fill one
+         TRITON_CACHE_DIR with all cores
 
-Without --check, --time, --tiles or --compile, the first two are done. Each result is one line of
-JSON, printed and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16
-and fp32 against the fp64 reference, with NaN in every tensor that the engine allocates, with and
-without a first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B
-= 32 and T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first"
-are the seconds of the first call of both passes with an empty cache, which is compilation. --tiles
-times other tiles of a program than those of spec.py. --compile only calls what --time would time,
-once: processes that do so for a cell each fill one TRITON_CACHE_DIR with all cores. --time --warm
-then compiles nothing that is in there, and leaves "first" out. --cells chooses some of the cells.
-M2RNN, whose kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not
-change: --cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
-PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
+    python tools/gpu/run.py triton [check] [time] [tiles] [compile] [--only E70,M2RNN] [sizes=16,32]
+        [warm=true]
+
+Without parts, the first two are done. ``--only`` chooses cells. ``time warm=true`` compiles nothing
+that ``compile`` left in the cache, and leaves "first" out. M2RNN, whose kernels are its own, has
+sizes of its own (triton_row_mix.py), which ``sizes`` does not change. On an AMD GPU the CUDA
+kernels are left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
-import triton_row_mix  # type: ignore[import-not-found]
-from instruments import (  # type: ignore[import-not-found]
-    device_name,
-    distance,
-    equal,
-    poisoned,
-    recorded,
-    seconds,
-    write,
-)
 from torch import Tensor
 
 from elman.kernels.triton_version import torch_is_for_rocm, triton_version
@@ -51,9 +40,11 @@ from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
 from elman.ops.matrix_state.triton.spec import folds_of, tile_of
+from tools.gpu import triton_row_mix
+from tools.gpu.instruments import distance, equal, in_turn, poisoned, recorded, replayed
+from tools.gpu.job import Check, Job, Row
 
 BATCH, TIME = 32, 512
-ROUNDS, WARMUP = 7, 2
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 SIZES = (16, 32, 64, 128)
 CHECKED_SIZES = (16, 20, 32, 64, 96, 128, 256)
@@ -81,50 +72,21 @@ HEADS = {16: 32, 32: 16, 64: 8, 128: 4, 256: 2}  # of E88; the others have one
 TILES = tuple(itertools.product((1, 2, 4, 8, 16), (2, 4, 8), ("exchanged", "spread", "folded")))
 MOST_NUMBERS = 64  # of the states of a group, in a thread: more do not fit into its registers
 Leaves = dict[str, Tensor]
-Report = Callable[[dict[str, Any]], None]
 
 
-def main() -> None:
-    """Do what was asked for; the exit status is 1 if a check failed."""
-    given = parse()
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    report = partial(write, given.out)
-    report(
-        {"what": "machine", "device": device_name("cuda"), "torch": torch.__version__}
-        | {"triton": triton_version(), "rocm": torch_is_for_rocm()}
-    )
-    parts = (given.check, given.time, given.tiles, given.compile)
-    passed, everything = True, not any(parts)
-    chosen = None if given.cells is None else [name for name in given.cells if name in CELLS]
-    with_m2rnn = given.cells is None or triton_row_mix.NAME in given.cells
-    if given.check or everything:
-        cells = CELLS if chosen is None else chosen
-        passed = checks(cells, given.sizes or CHECKED_SIZES, report)
-        passed &= not with_m2rnn or triton_row_mix.checks(report)
-    if given.compile:
-        compile_all(TIMED if chosen is None else chosen, given.sizes or SIZES, report)
-    if given.time or everything:
-        times(TIMED if chosen is None else chosen, given.sizes or SIZES, report, warm=given.warm)
-        if with_m2rnn:
-            with empty_cache():
-                triton_row_mix.times(report)
-    if given.tiles:
-        time_tiles(TILED if chosen is None else chosen, given.sizes or SIZES, report)
-    report({"what": "end", "passed": passed})
-    raise SystemExit(0 if passed else 1)
+def chosen(job: Job, cells: Iterable[str]) -> list[str]:
+    """Return the engine's cells of a part: those that were requested, else its own."""
+    return [name for name in job.only if name in CELLS] if job.only else list(cells)
 
 
-def parse() -> argparse.Namespace:
-    """Return what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON")
-    for part in ("check", "time", "tiles", "compile"):
-        parser.add_argument(f"--{part}", action="store_true", help="this part alone")
-    parser.add_argument("--warm", action="store_true", help="--time with the cache as it is")
-    parser.add_argument("--sizes", nargs="+", type=int, help="rows and columns of the state")
-    names = (*CELLS, triton_row_mix.NAME)
-    parser.add_argument("--cells", nargs="+", choices=names, metavar="CELL", help=", ".join(names))
-    return parser.parse_args()
+def sizes_of(job: Job, sizes: tuple[int, ...]) -> list[int]:
+    """Return the sizes that were requested, else those of a part."""
+    return [int(text) for text in job.settings["sizes"].split(",") if text] or list(sizes)
+
+
+def with_m2rnn(job: Job) -> bool:
+    """Return whether M2RNN is among the cells."""
+    return bool(job.chosen([triton_row_mix.NAME]))
 
 
 def plan_of(name: str, n: int, heads: int) -> Plan:
@@ -136,19 +98,16 @@ def plan_of(name: str, n: int, heads: int) -> Plan:
 # ---- checks
 
 
-def checks(cells: Iterable[str], sizes: Iterable[int], report: Report) -> bool:
-    """Compare every cell in every size with fp64; return whether all are close enough."""
-    passed = True
-    for name, n, dtype in itertools.product(cells, sizes, LIMITS):
-        row: dict[str, Any] = {"what": "check", "cell": name, "n": n, "dtype": str(dtype)}
-        began = time.perf_counter()
-        try:
-            row |= compared(plan_of(name, n, 3 if n <= 64 else 1), dtype)
-        except Exception as error:
-            row |= {"error": f"{type(error).__name__}: {error}"[:500], "passed": False}
-        passed &= row["passed"]
-        report(row | {"s": round(time.perf_counter() - began, 2)})
-    return passed
+def check(job: Job) -> None:
+    """Compare every cell in every size with fp64."""
+    job.report({"what": "versions", "triton": triton_version(), "rocm": torch_is_for_rocm()})
+    cells = chosen(job, CELLS)
+    for name, n, dtype in itertools.product(cells, sizes_of(job, CHECKED_SIZES), LIMITS):
+        plan = plan_of(name, n, 3 if n <= 64 else 1)
+        row = {"cell": name, "n": n, "dtype": str(dtype)}
+        job.attempt(row, partial(compared, plan, dtype))
+    if with_m2rnn(job):
+        triton_row_mix.checks(job)
 
 
 def compared(plan: Plan, dtype: torch.dtype) -> dict[str, Any]:
@@ -161,10 +120,10 @@ def compared(plan: Plan, dtype: torch.dtype) -> dict[str, Any]:
         with poisoned():
             found = run(plan, leaves, "triton", resets_bt)
         for name, wanted in exact.items():
-            error = distance(found[name], wanted, wanted.norm())
-            worst = max(worst, (error if error == error else float("inf"), f"{name} T={steps}"))
+            worst = max(worst, (distance(found[name], wanted), f"{name} T={steps}"))
     leaves = drawn(plan, 3, 67, dtype, first=True)
-    same = equal(run(plan, leaves, "triton"), replayed(plan, leaves))
+    call = partial(run, plan, leaves, "triton")
+    same = equal(call(), replayed(call))
     passed = worst[0] <= LIMITS[dtype] and same
     return {"error": worst[0], "of": worst[1], "graph_equal": same, "passed": passed}
 
@@ -208,16 +167,6 @@ def pulled(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, device="cuda", generator=generator).bfloat16()
 
 
-def replayed(plan: Plan, leaves: Leaves) -> Leaves:
-    """Return what a replayed CUDA graph of both passes computes."""
-    run(plan, leaves, "triton")
-    graph, held = recorded(partial(run, plan, leaves, "triton"))
-    graph.replay()
-    torch.cuda.synchronize()
-    results: Leaves = held
-    return results
-
-
 # ---- times
 
 
@@ -231,48 +180,44 @@ def timed_plan(name: str, n: int) -> Plan:
     return plan_of(name, n, HEADS[n] if name == "E88" else 1)
 
 
-def compile_all(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
+def compile_all(job: Job) -> None:
     """Call what is timed once, into the present cache."""
-    for name, n, backend in itertools.product(cells, sizes, backends()):
-        row: dict[str, Any] = {"what": "compile", "cell": name, "n": n, "backend": backend}
-        began = time.perf_counter()
-        try:
-            passes(timed_plan(name, n), backend)
-        except Exception as error:
-            row |= {"error": f"{type(error).__name__}: {error}"[:500]}
-        report(row | {"s": round(time.perf_counter() - began, 2)})
+    sizes = sizes_of(job, SIZES)
+    for name, n, backend in itertools.product(chosen(job, TIMED), sizes, backends()):
+        row = {"cell": name, "n": n, "backend": backend}
+        job.measure(row, partial(first_calls, timed_plan(name, n), backend))
 
 
-def times(
-    cells: Iterable[str], sizes: Iterable[int], report: Report, *, warm: bool = False
-) -> None:
-    """Time both backends in every size, in turn; if ``warm``, with the present cache."""
-    for name, n in itertools.product(cells, sizes):
+def first_calls(plan: Plan, backend: str) -> Row:
+    """Record both passes, for what that compiles."""
+    passes(plan, backend)
+    return {}
+
+
+def time(job: Job) -> None:
+    """Time both backends in every size, in turn; if warm, with the present cache."""
+    warm = job.settings["warm"]
+    for name, n in itertools.product(chosen(job, TIMED), sizes_of(job, SIZES)):
         plan = timed_plan(name, n)
         made: dict[tuple[str, str], Any] = {}
-        row = {"what": "time", "cell": name, "n": n, "heads": plan.heads}
+        row = {"cell": name, "n": n, "heads": plan.heads}
         for backend in backends():
+            began = perf_counter()
             try:
-                with without() if warm or backend == "cuda" else empty_cache():
-                    began = time.perf_counter()
+                with nullcontext() if warm or backend == "cuda" else empty_cache():
                     graphs = passes(plan, backend)
-                    first = round(time.perf_counter() - began, 2)
             except Exception as error:
-                report(
-                    row | {"backend": backend, "error": f"{type(error).__name__}: {error}"[:500]}
-                )
+                text = f"{type(error).__name__}: {error}"[:500]
+                job.report(row | {"backend": backend, "error": text})
                 continue
             if not warm:
-                report(row | {"backend": backend, "first_s": first})
+                job.report(row | {"backend": backend, "first_s": round(perf_counter() - began, 2)})
             made |= {(backend, direction): graph for direction, graph in graphs.items()}
-        for (backend, direction), us in in_turn(made).items():
-            report(row | {"backend": backend, "pass": direction, "us_a_step": us})
-
-
-@contextmanager
-def without() -> Iterator[None]:
-    """Change nothing."""
-    yield
+        for (backend, direction), us in in_turn(made, TIME).items():
+            job.report(row | {"backend": backend, "pass": direction, "us_a_step": us})
+    if with_m2rnn(job):
+        with empty_cache():
+            triton_row_mix.times(job)
 
 
 @contextmanager
@@ -315,20 +260,11 @@ def passes(plan: Plan, backend: str) -> dict[str, Any]:
     return {"forward": recorded(forwards), "backward": recorded(backwards)}
 
 
-def in_turn(made: dict[Any, Any]) -> dict[Any, float]:
-    """Return the median microseconds a step of graphs, all timed in every round."""
-    rounds: dict[Any, list[float]] = {key: [] for key in made}
-    for number in range(WARMUP + ROUNDS):
-        for key, (graph, _) in made.items():
-            taken = seconds(graph.replay)
-            if number >= WARMUP:
-                rounds[key].append(taken * 1e6 / TIME)
-    return {key: round(statistics.median(us), 3) for key, us in rounds.items()}
-
-
-def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
+def time_tiles(job: Job) -> None:
     """Time cells with every tile that a program of one warp can have, each pass by itself."""
-    for name, n, direction in itertools.product(cells, sizes, ("forward", "backward")):
+    directions = ("forward", "backward")
+    sizes = sizes_of(job, SIZES)
+    for name, n, direction in itertools.product(chosen(job, TILED), sizes, directions):
         plan = timed_plan(name, n)
         for rows, group, keys in TILES:
             if rows > n or not 1 <= rows * n // 32 <= MOST_NUMBERS // group:
@@ -336,21 +272,21 @@ def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> No
             backward = direction == "backward"
             if keys == "folded" and (backward or folds_of(rows, plan.columns) == 1):
                 continue
-            row = {"what": "tile", "cell": name, "n": n, "rows": rows, "group": group}
-            row |= {"keys": keys, "pass": direction}
+            row = {"cell": name, "n": n, "rows": rows, "group": group, "keys": keys}
+            row |= {"pass": direction}
             try:
                 with tiles(rows, group, keys, backward=backward):
                     made = {direction: passes(plan, "triton")[direction]}
-                report(row | {"us_a_step": in_turn(made)[direction]})
+                job.report(row | {"us_a_step": in_turn(made, TIME)[direction]})
             except Exception as error:
-                report(row | {"error": f"{type(error).__name__}: {error}"[:300]})
+                job.report(row | {"error": f"{type(error).__name__}: {error}"[:300]})
 
 
 @contextmanager
 def tiles(rows: int, group: int, keys: str, *, backward: bool) -> Iterator[None]:
     """Let programs of a pass hold so many rows, load so many steps together, and take keys so."""
 
-    def chosen(plan: Plan, *, backward: bool) -> Any:
+    def other(plan: Plan, *, backward: bool) -> Any:
         found = tile_of(plan, backward=backward)
         if backward != wanted:
             return found
@@ -360,7 +296,7 @@ def tiles(rows: int, group: int, keys: str, *, backward: bool) -> Iterator[None]
         return replace(held, spread=keys != "exchanged", folds=folds)
 
     wanted = backward
-    vars(launch)["tile_of"] = chosen
+    vars(launch)["tile_of"] = other
     launch._tile.cache_clear()
     try:
         yield
@@ -369,5 +305,9 @@ def tiles(rows: int, group: int, keys: str, *, backward: bool) -> Iterator[None]
         launch._tile.cache_clear()
 
 
-if __name__ == "__main__":
-    main()
+CHECK = Check(
+    {"check": check, "time": time, "tiles": time_tiles, "compile": compile_all},
+    default=("check", "time"),
+    names=lambda: (*CELLS, triton_row_mix.NAME),
+    settings={"sizes": "", "warm": False},
+)

@@ -1,31 +1,26 @@
-"""Checks layers and training runs on the cuda backend as users run them, on a GPU in minutes.
+"""Layers and training runs on the cuda backend as users run them, on a GPU in minutes.
 
-For each of five models there is a short bf16 training run, replayed as a CUDA graph. Its losses
-must follow the reference backend's. The run is repeated launch by launch, repeated once more, and
-resumed in the middle; all must be equal bit for bit. Then one layer runs twice, on a side stream
-and as a replayed CUDA graph (all equal bit for bit), under torch.compile in one graph, and with
-another length. Every model runs in its own process, all at once. A check that fails is recorded,
-and the others still run.
+layer      one layer runs twice, on a side stream and as a replayed CUDA graph (all equal bit for
+           bit), under torch.compile in one graph, and with another length
+training   a short bf16 training run, replayed as a CUDA graph, whose losses must follow the
+           reference backend's; it is repeated launch by launch, repeated once more, and resumed in
+           the middle: all must be equal bit for bit
 
-    python tools/gpu/gpu_train.py --out DIR [--models e88_tiny,e61] [--device cpu]
+    python tools/gpu/run.py train [layer] [training] [--only e88_tiny,e61]
 
---device cpu runs what a CPU can run, on the cpu backend, to try out this script.
+Each of five models runs in its own process, all at once; ``--only`` chooses some. On a CPU, what a
+CPU can run runs on the cpu backend.
 
 Shape legend: b batch, t time, d model width.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +35,9 @@ from elman.models.build import layer_class
 from elman.models.cells.registry import cell
 from elman.modes.train import run as run_training
 from elman.runs.prepared import PreparedRun
+from tools.gpu.instruments import equal, finite, furthest, on_side_stream, replayed
+from tools.gpu.job import Check, Job, Row
+from tools.gpu.processes import each_in_a_process
 
 SMALL = ("model.dim=256", "model.depth=2")
 # e88_tiny is small as it is.
@@ -123,12 +121,13 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(newest / "model.safetensors")
 
 
-def check_training(place: Place, report: dict[str, Any]) -> None:
+def check_training(place: Place, job: Job) -> None:
     """Train, launch by launch, again, in two halves, and on the reference."""
     mine = f"kernels.backend={place.device}"
     first = train(place, "first", mine)
     result = first["result"]
-    report["trained"] = {
+    trained: Row = {
+        "check": "trained",
         "backend": result["backend"],
         "parity": result["parity"],
         "losses": list(first["losses"].values()),
@@ -137,6 +136,7 @@ def check_training(place: Place, report: dict[str, Any]) -> None:
         and result["parity"] is not None
         and result["graph"] == (place.device == "cuda"),
     }
+    job.report(trained)
 
     def eager() -> dict[str, Any]:
         return compare_runs(first, train(place, "eager", mine, "train.graph=false"))
@@ -158,7 +158,7 @@ def check_training(place: Place, report: dict[str, Any]) -> None:
         return {"losses": list(other.values()), "apart": apart, "fell": fell, "passed": passed}
 
     for check in (eager, repeated, resumed, reference):
-        attempt(check.__name__, check, report)
+        job.attempt({"check": check.__name__}, check)
 
 
 def compare_runs(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def compare_runs(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 # ---- one layer
 
 
-def check_layer(place: Place, report: dict[str, Any]) -> None:
+def check_layer(place: Place, job: Job) -> None:
     """Run one layer in every way in which PyTorch runs layers."""
     config = compose_config(place.overrides).model
     declared = cell(config.cell)
@@ -194,41 +194,17 @@ def check_layer(place: Place, report: dict[str, Any]) -> None:
         ways["side stream"] = lambda: on_side_stream(both)
         ways["cuda graph"] = lambda: replayed(both)
     for name, way in ways.items():
-        attempt(name, lambda way=way: same(way(), wanted), report)  # type: ignore[misc]
-    attempt("compiled", lambda: compiled(both, layer, wanted), report)
-    attempt("other length", lambda: other_length(layer, x_btd), report)
+        job.attempt({"check": name}, lambda way=way: same(way(), wanted))  # type: ignore[misc]
+    job.attempt({"check": "compiled"}, lambda: compiled(both, layer, wanted))
+    job.attempt({"check": "other length"}, lambda: other_length(layer, x_btd))
 
 
 def same(found: list[Tensor], wanted: list[Tensor]) -> dict[str, Any]:
     """Compare to the bit."""
     if found[0].is_cuda:
         torch.cuda.synchronize()
-    equal = [bool(torch.equal(x, y)) for x, y in zip(found, wanted, strict=True)]
-    finite = all(bool(tensor.isfinite().all()) for tensor in wanted)
-    return {"equal": equal, "finite": finite, "passed": all(equal) and finite}
-
-
-def on_side_stream(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """Run on a stream of its own."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        results = run()
-    torch.cuda.current_stream().wait_stream(stream)
-    return results
-
-
-def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """Capture a graph and replay it twice, over results that were wiped."""
-    on_side_stream(run)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
-    for _ in range(2):
-        for result in results:
-            result.fill_(float("nan"))
-        graph.replay()
-    return results
+    same_bits, all_finite = equal(found, wanted), finite(wanted)
+    return {"same_bits": same_bits, "finite": all_finite, "passed": same_bits and all_finite}
 
 
 def compiled(
@@ -237,12 +213,9 @@ def compiled(
     """Compile the layer, in one graph or not at all."""
     began = time.perf_counter()
     found = both(torch.compile(layer, fullgraph=True))
-    errors = [
-        float((x.double() - y.double()).norm() / (y.double().norm() + 1e-30))
-        for x, y in zip(found, wanted, strict=True)
-    ]
+    worst = furthest(found, wanted)
     seconds = round(time.perf_counter() - began, 1)
-    return {"worst": max(errors), "seconds": seconds, "passed": max(errors) <= TOLERANCE}
+    return {"worst": worst, "seconds": seconds, "passed": worst <= TOLERANCE}
 
 
 def other_length(layer: nn.Module, x_btd: Tensor) -> dict[str, Any]:
@@ -251,105 +224,29 @@ def other_length(layer: nn.Module, x_btd: Tensor) -> dict[str, Any]:
         whole_btd, last = layer(x_btd)
         head_btd, state = layer(x_btd[:, :19])
         tail_btd, end = layer(x_btd[:, 19:], state)
-    pairs = [(torch.cat([head_btd, tail_btd], 1), whole_btd)]
-    pairs += zip(end.values(), last.values(), strict=True)
-    errors = [float((x - y).norm() / (y.norm() + 1e-30)) for x, y in pairs]
-    return {"worst": max(errors), "passed": max(errors) <= 1e-4}
+    found = [torch.cat([head_btd, tail_btd], 1), *end.values()]
+    worst = furthest(found, [whole_btd, *last.values()])
+    return {"worst": worst, "passed": worst <= 1e-4}
 
 
 # ---- running
 
 
-def attempt(name: str, check: Callable[[], dict[str, Any]], report: dict[str, Any]) -> None:
-    """Record what a check finds, or how it ended."""
-    began = time.perf_counter()
-    try:
-        report[name] = check()
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        report[name] = {"passed": False, "error": f"{error!r}\n{traceback.format_exc()[-1500:]}"}
-    report[name]["took_s"] = round(time.perf_counter() - began, 1)
+def each_model(job: Job) -> None:
+    """Run a part for every model in a process of its own."""
+    names = job.chosen(MODELS)
+    each_in_a_process(job, names, at_once=len(names), limit_s=LIMIT_S, variables=_ENVIRONMENT)
 
 
-def check_model(place: Place) -> dict[str, Any]:
-    """Run every check of a model, writing after each what is known."""
-    report: dict[str, Any] = {}
-    for name, check in (("layer", check_layer), ("training", check_training)):
-        part = report[name] = {}
-        try:
-            check(place, part)
-        except BaseException as error:
-            text = f"{error!r}\n{traceback.format_exc()[-1500:]}"
-            part["ended early"] = {"passed": False, "error": text}
-        (place.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    return report
+def one_model(job: Job, model: str) -> None:
+    """Run a part for one model in this process."""
+    check = {"layer": check_layer, "training": check_training}[job.part]
+    check(Place(model, job.out, job.device), job)
 
 
-def check_in_process(model: str, out: Path, device: str) -> dict[str, Any]:
-    """Run a model's checks in a process of its own and return its report."""
-    place = out / model
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    command = [sys.executable, __file__, "--model", model, "--out", str(place)]
-    ended = "ended"
-    with (place / "log.txt").open("w") as log:
-        try:
-            done = subprocess.run(
-                [*command, "--device", device],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT_S,
-                check=False,
-                env=os.environ | _ENVIRONMENT,
-            )
-            ended = f"status {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"stopped after {LIMIT_S} s"
-    found = place / "report.json"
-    report: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
-    if ended != "status 0":
-        report["process"] = {"whole": {"passed": False, "error": f"{ended}; {place / 'log.txt'}"}}
-    return report
-
-
-def failures(report: dict[str, Any]) -> list[str]:
-    """Return the checks that failed, in words."""
-    return [
-        f"{model}: {part}: {name}"
-        for model, parts in report.items()
-        for part, checks in parts.items()
-        for name, check in checks.items()
-        if not check.get("passed")
-    ]
-
-
-def main() -> int:
-    """Check every model, and write ``gpu_train.json``; 1 if a check failed, 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--model", help="check this one in this process")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("gpu_train: torch sees no GPU here", file=sys.stderr)
-        return 2
-    out = given.out.resolve()
-    if given.model:
-        check_model(Place(given.model, out, given.device))
-        return 0
-    out.mkdir(parents=True, exist_ok=True)
-    names = given.models.split(",")
-    with ThreadPoolExecutor(len(names) if given.device == "cuda" else 1) as pool:
-        reports = pool.map(lambda name: check_in_process(name, out, given.device), names)
-        report = dict(zip(names, reports, strict=True))
-    (out / "gpu_train.json").write_text(json.dumps(report, indent=1) + "\n")
-    wrong = failures(report)
-    count = sum(len(checks) for parts in report.values() for checks in parts.values())
-    print(f"train: {count} checks, failed: {wrong or 'none'}", flush=True)
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {"layer": each_model, "training": each_model},
+    names=lambda: MODELS,
+    item=one_model,
+    on_cpu=("layer", "training"),
+)

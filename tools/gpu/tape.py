@@ -1,45 +1,44 @@
-"""Checks the tape engine's kernels on a GPU against fp64, and times every form that they have.
+"""The tape engine's kernels against fp64 and to the bit; times of every form that they have.
 
-    python tools/gpu/gpu_tape.py --out FILE [--check] [--time] [--forms stepwise ...] [--both]
+check   outputs and all gradients of every write and form, with NaN in every tensor that the engine
+        allocates; a repeat, another stream and a replayed CUDA graph to the bit
+time    the recurrence in bf16, replayed as a CUDA graph, all sizes and forms in turn in every
+        round; beside them E1's recurrence of the same widths in the dense engine's own form
 
-Without --check or --time, both are done. Each result is one line of JSON, printed and appended to
-FILE at once. Checks: outputs and all gradients of every write and form, with NaN in every tensor
-that the engine allocates; a repeat, another stream and a replayed CUDA graph to the bit. Times: of
-the recurrence in bf16, replayed as a CUDA graph, all sizes and forms in turn in every round; beside
-them E1's recurrence of the same widths in the dense engine's own form. With --both, clusters are
-timed a second time, as "cluster, not ahead", whose way back reads nothing for the next round. Needs
-torch, a GPU and this package on PYTHONPATH. With --device cpu, the backend cpu is checked.
+    python tools/gpu/run.py tape [check] [time] [--only cluster] [both=true]
+
+``--only`` chooses forms. With ``both=true``, clusters are timed a second time, as "cluster, not
+ahead", whose way back reads nothing for the next round. On a CPU, the backend cpu is checked.
+
 Shape legend: b batch, t time, i channels of the state, n slots.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from instruments import (  # type: ignore[import-not-found]
-    device_name,
-    distance,
-    equal,
-    poisoned,
-    recorded,
-    seconds,
-    write,
-)
 
 from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import kernels as dense
 from elman.ops.tape.cuda import cluster_config, forms, kernels
 from elman.ops.tape.op import Write, dual_memory
 from elman.ops.tape.results import Inputs
+from tools.gpu.instruments import (
+    distance,
+    equal,
+    interleaved,
+    on_late_stream,
+    poisoned,
+    recorded,
+    replayed_late,
+    spread,
+)
+from tools.gpu.job import Check, Job
 
 WRITES: tuple[Write, ...] = get_args(Write)
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
@@ -58,29 +57,19 @@ Size = tuple[int, int, int, int]
 NAMES = ("states", "last tape", "last state")
 
 
-def main() -> None:
-    """Do what was asked for; the exit status is 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON")
-    parser.add_argument("--check", action="store_true", help="this part alone")
-    parser.add_argument("--time", action="store_true", help="this part alone")
-    parser.add_argument("--forms", nargs="+", choices=forms.REASONS, default=list(forms.REASONS))
-    parser.add_argument("--both", action="store_true", help="clusters ahead and not ahead")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    report = partial(write, given.out)
-    report({"what": "machine", "device": device_name(given.device), "torch": torch.__version__})
-    passed = True
-    if given.check or not given.time:
-        # On a CPU there is one form, which has no name.
-        for form in given.forms if given.device == "cuda" else ["stepwise"]:
-            with only(form):
-                passed &= checks(form, given.device, report)
-    if given.device == "cuda" and (given.time or not given.check):
-        times(given.forms + [NOT_AHEAD] * given.both, report)
-    report({"what": "end", "passed": passed})
-    raise SystemExit(0 if passed else 1)
+def check(job: Job) -> None:
+    """Compare every form and write with fp64, then to the bit with itself."""
+    # On a CPU there is one form, which has no name.
+    names = job.chosen(forms.REASONS) if job.device == "cuda" else ["stepwise"]
+    dtypes = LIMITS if job.device == "cuda" else [torch.float32]
+    for form in names:
+        with only(form):
+            for kind, dtype in itertools.product(WRITES, dtypes):
+                row = {"what": "fp64", "form": form, "write": kind, "dtype": str(dtype)}
+                job.attempt(row, partial(compared, form, kind, dtype, job.device))
+            for kind in WRITES:
+                row = {"what": "bits", "form": form, "write": kind}
+                job.attempt(row, partial(to_the_bit, kind, job.device))
 
 
 @contextmanager
@@ -114,34 +103,6 @@ def against(form: str, kind: Write, size: Size, dtype: torch.dtype, device: str)
     return reason(forms.Shape(kind, number, size[0], size[3], size[2], *here))
 
 
-def checks(form: str, device: str, report: Callable[[dict[str, Any]], None]) -> bool:
-    """Compare every write with fp64, then to the bit with itself."""
-    passed = True
-    dtypes = LIMITS if device == "cuda" else [torch.float32]
-    for kind, dtype in itertools.product(WRITES, dtypes):
-        row = {"what": "check", "form": form, "write": kind, "dtype": str(dtype)}
-        passed &= guarded(row, partial(compared, form, kind, dtype, device), report)
-    for kind in WRITES:
-        row = {"what": "bits", "form": form, "write": kind}
-        passed &= guarded(row, partial(to_the_bit, kind, device), report)
-    return passed
-
-
-def guarded(
-    row: dict[str, Any],
-    call: Callable[[], dict[str, Any]],
-    report: Callable[[dict[str, Any]], None],
-) -> bool:
-    """Report what a call returns, or its error; return whether it passed."""
-    began = time.perf_counter()
-    try:
-        found = call()
-    except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}"[:500], "passed": False}
-    report(row | found | {"s": round(time.perf_counter() - began, 2)})
-    return bool(found.get("passed", True))
-
-
 def compared(form: str, kind: Write, dtype: torch.dtype, device: str) -> dict[str, Any]:
     """Return the largest relative L2 error of outputs and gradients, by shape."""
     errors, worst = {}, 0.0
@@ -156,7 +117,7 @@ def compared(form: str, kind: Write, dtype: torch.dtype, device: str) -> dict[st
         with poisoned():
             found = all_of(kind, narrow, device, dtype)
         exact = all_of(kind, wide, "reference", dtype)
-        by_name = {n: distance(found[n], exact[n], exact[n].norm()) for n in exact}
+        by_name = {n: distance(found[n], exact[n]) for n in exact}
         largest = max(by_name, key=lambda n: by_name[n])
         errors[name] = f"{by_name[largest]:.1e} of {largest}"
         worst = max(worst, by_name[largest])
@@ -201,62 +162,35 @@ def to_the_bit(kind: Write, device: str) -> dict[str, Any]:
     first = call(leaves)
     same = {"repeat": equal(first, call(leaves))}
     if device == "cuda":
-        same["stream"] = equal(first, on_another_stream(call, leaves))
-        static = {name: torch.zeros_like(leaf).requires_grad_() for name, leaf in leaves.items()}
-        graph, held = recorded(lambda: call(static))
-        with torch.no_grad():
-            for name, leaf in leaves.items():
-                static[name].copy_(leaf)
-        graph.replay()
-        torch.cuda.synchronize()
-        same["graph"] = equal(first, held)
+        same["stream"] = equal(first, on_late_stream(call, leaves))
+        same["graph"] = equal(first, replayed_late(call, leaves))
     return {"same": same, "passed": all(same.values())}
 
 
-def on_another_stream(call: Callable[[Leaves], Leaves], leaves: Leaves) -> Leaves:
-    """Run a call on a stream that gets its inputs late."""
-    side = torch.cuda.Stream()
-    late = {name: torch.full_like(leaf, torch.nan) for name, leaf in leaves.items()}
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(20_000_000)
-        with torch.no_grad():
-            for name, leaf in leaves.items():
-                late[name].copy_(leaf)
-        found = call({name: leaf.requires_grad_() for name, leaf in late.items()})
-    torch.cuda.synchronize()
-    return found
-
-
-def times(wanted: list[str], report: Callable[[dict[str, Any]], None]) -> None:
+def time(job: Job) -> None:
     """Time every write, size and form, and E1 of the same widths."""
+    names = job.chosen(forms.REASONS) + [NOT_AHEAD] * job.settings["both"]
     graphs: dict[tuple[str, str, Size, str], tuple[torch.cuda.CUDAGraph, Any]] = {}
-    for shape, form in itertools.product(TIMED, wanted):
+    for shape, form in itertools.product(TIMED, names):
         for kind in WRITES:
             row = {"what": "recording", "form": form, "write": kind, "shape": shape}
             try:
                 if said := against(form, kind, shape, torch.bfloat16, "cuda"):
-                    report(row | {"not run": said})
+                    job.report(row | {"not run": said})
                     continue
                 with only(form):
                     made = passes(kind, shape)
             except Exception as error:
-                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                job.report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
                 continue
             graphs |= {(form, kind, shape, name): one for name, one in made.items()}
     for width in sorted({shape[3] for shape in TIMED}):
         for name, one in of_e1(width).items():
             graphs["E1", "", (32, 512, 0, width), name] = one
-    rounds: dict[tuple[str, str, Size, str], list[float]] = {key: [] for key in graphs}
-    for number in range(WARMUP + ROUNDS):
-        for key, (graph, _) in graphs.items():
-            taken = seconds(graph.replay)
-            if number >= WARMUP:
-                rounds[key].append(taken * 1e6 / key[2][1])
-    for (form, written, shape, name), us in rounds.items():
-        row = {"what": "time", "form": form, "write": written, "shape": shape, "pass": name}
-        middle = {"us_a_step": round(statistics.median(us), 3)}
-        report(row | middle | {"low": round(min(us), 3), "high": round(max(us), 3)})
+    calls = {key: graph.replay for key, (graph, _) in graphs.items()}
+    for key, rounds in interleaved(calls, ROUNDS, warmup=WARMUP).items():
+        row = dict(zip(("form", "write", "shape", "pass"), key, strict=True))
+        job.report(row | spread(rounds, key[2][1]))
 
 
 def passes(kind: Write, shape: Size) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
@@ -285,5 +219,9 @@ def of_e1(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     }
 
 
-if __name__ == "__main__":
-    main()
+CHECK = Check(
+    {"check": check, "time": time},
+    names=lambda: forms.REASONS,
+    settings={"both": False},
+    on_cpu=("check",),
+)

@@ -1,24 +1,24 @@
-"""Checks the channel engine's kernels on a GPU against fp64, and compares times with their floors.
+"""The channel engine's kernels against fp64, and their times beside their floors.
 
-    python tools/gpu/gpu_channel.py --out DIR [--steps STEP ...] [--sweep]
+parity   outputs and gradients of every step, in bf16 and fp32
+time     the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor is the time
+         to move the necessary bytes at the bandwidth of a copy.
+sweep    the same with other tile and block sizes
 
-Times are of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor is the
-time to move the necessary bytes at the bandwidth of a copy, measured in the same run. With --sweep,
-steps are also timed with other tile and block sizes. Needs the same packages as gpu_kernels.py.
+    python tools/gpu/run.py channel [parity] [time] [sweep] [--only STEP,STEP]
+
+Without parts, the first two are done. ``--only`` chooses steps.
+
 Shape legend: b batch, t time, c channels, s channels of a source.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
-import statistics
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
+from tools.gpu.instruments import copy_bytes_per_us, furthest, median_us, recorded
+from tools.gpu.job import Check, Job, Row
 
 BATCH, TIME, CHANNELS = 32, 512, 1536
-REPEATS, WARMUP = 20, 3
 SETS = 2  # of tensors, so that little of a call is in the cache from the call before
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels. The last lie unevenly, so that copies have 4 bytes.
@@ -102,49 +103,31 @@ def error_of(step: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> floa
         shaped = [p.reshape(o.shape).to(o.dtype) for p, o in zip(pulls, outputs, strict=True)]
         gradients = torch.autograd.grad(outputs, leaves, shaped)
         results.append([tensor.detach().double() for tensor in (*outputs, *gradients)])
-    errors = [float((x - y).norm() / (y.norm() + 1e-30)) for x, y in zip(*results, strict=True)]
-    return max(error if error == error else 9.0 for error in errors)
+    return furthest(*results)
 
 
-def parity(steps: Iterable[str]) -> dict[str, Any]:
+def compared(step: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> Row:
+    """Compare a step with fp64."""
+    error = error_of(step, dtype, shape)
+    return {"error_l2": error, "passed": error <= LIMITS[dtype]}
+
+
+def parity(job: Job) -> None:
     """Compare steps with fp64."""
-    rows: dict[str, Any] = {}
-    for step, (dtype, limit), shape in itertools.product(steps, LIMITS.items(), SHAPES):
-        try:
-            error: float | str = error_of(step, dtype, shape)
-        except Exception as problem:
-            error = repr(problem)
-        passed = isinstance(error, float) and error <= limit
-        rows[f"{step} {dtype} {shape}"] = {"error": error, "passed": passed}
-    return rows
-
-
-def median_us(call: Callable[[], Any]) -> float:
-    """Return the median time of a call in microseconds, by events on the device."""
-    for _ in range(WARMUP):
-        call()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
-    for begin, end in pairs:
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return 1e3 * float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
+    steps = job.chosen(CELLS)
+    compile_all(
+        kernels.tile_config_for(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit, c)
+        for step, dtype, (c, unit) in itertools.product(steps, LIMITS, WIDTHS)
+    )
+    for step, dtype, shape in itertools.product(steps, LIMITS, SHAPES):
+        row = {"step": step, "dtype": str(dtype), "shape": str(shape)}
+        job.attempt(row, partial(compared, step, dtype, shape))
 
 
 def replayed_us(calls: list[Callable[[], Any]]) -> float:
     """Return the time of a call, from one graph of them all."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        held = [call() for call in calls]
-    time = median_us(graph.replay) / len(calls)
-    del held, graph
-    return time
+    graph, _ = recorded(lambda: [call() for call in calls])
+    return median_us(graph.replay) / len(calls)
 
 
 class Timed:
@@ -209,8 +192,24 @@ def times_of(step: str, bytes_per_us: float) -> dict[str, float]:
     return row | {"eager_forward_us": round(eager[0], 1), "eager_both_us": round(eager[1], 1)}
 
 
-def sweep(step: str) -> list[dict[str, Any]]:
-    """Time a step's kernels with every tuning, the fastest sum first."""
+def time(job: Job) -> None:
+    """Time every step."""
+    bytes_per_us = copy_bytes_per_us()
+    copy = {"tb_s": round(bytes_per_us / 1e6, 3), "tuning": str(kernels.TUNING)}
+    job.report({"what": "copy"} | copy)
+    for step in job.chosen(CELLS):
+        job.measure({"step": step}, partial(times_of, step, bytes_per_us))
+
+
+def sweep(job: Job) -> None:
+    """Time every step's kernels with every tuning, and report the fastest sum first."""
+    for step in job.chosen(CELLS):
+        for row in tunings_of(step):
+            job.report({"step": step} | row)
+
+
+def tunings_of(step: str) -> list[Row]:
+    """Return the times of a step's kernels with every tuning, the fastest sum first."""
     before, timed, rows = kernels.TUNING, Timed(step), []
     given = (timed.plan, torch.bfloat16, torch.float32)
     compile_all(kernels.tile_config_for(*given, one, 16, CHANNELS) for one in SWEPT)
@@ -222,41 +221,8 @@ def sweep(step: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float(row["forward_us"] + row["backward_us"]))
 
 
-def main() -> None:
-    """Compare and time; write ``gpu_channel.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", nargs="+", choices=CELLS, default=list(CELLS))
-    parser.add_argument("--sweep", action="store_true", help="time other tile and block sizes")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    compile_all(
-        kernels.tile_config_for(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit, c)
-        for step, dtype, (c, unit) in itertools.product(given.steps, LIMITS, WIDTHS)
-    )
-    x = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    y = torch.empty_like(x)
-    bytes_per_us = 2 * x.numel() / median_us(lambda: y.copy_(x))
-    report: dict[str, Any] = {
-        "copy_tb_s": round(bytes_per_us / 1e6, 3),
-        "tuning": str(kernels.TUNING),
-    }
-    report["parity"] = parity(given.steps)
-    wrong = {name: row for name, row in report["parity"].items() if not row["passed"]}
-    print(f"copies {report['copy_tb_s']} TB/s; {len(report['parity'])} compared, wrong: {wrong}")
-    report["times"] = {}
-    for step in given.steps:
-        try:
-            report["times"][step] = times_of(step, bytes_per_us)
-        except Exception as problem:
-            report["times"][step] = {"error": repr(problem)}
-        print(step, report["times"][step], flush=True)
-    report["sweep"] = {step: sweep(step) for step in given.steps} if given.sweep else {}
-    for step, rows in report["sweep"].items():
-        for row in rows:
-            print(step, row, flush=True)
-    (given.out / "gpu_channel.json").write_text(json.dumps(report, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+CHECK = Check(
+    {"parity": parity, "time": time, "sweep": sweep},
+    default=("parity", "time"),
+    names=lambda: CELLS,
+)

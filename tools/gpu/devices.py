@@ -1,28 +1,20 @@
-"""Checks several GPUs in one process: the second must give the first one's results, bit for bit.
+"""Two GPUs of one process: the second must give the first one's results, bit for bit.
 
 A small model of every cell with CUDA kernels runs one training pass on each GPU: with either GPU as
 the current one, from one thread per GPU at the same time, and as a CUDA graph on the second GPU.
 
-    python tools/gpu/gpu_devices.py --out DIR
+    python tools/gpu/run.py devices [--only e88]
 
-Everything goes to DIR/gpu_devices.json. Exit status: 0 if all results agree, 1 if not, 2 if there
-is no second GPU.
+``--only`` chooses cells.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
 
 import torch
-from gpu_train import attempt  # type: ignore[import-not-found]
 from torch import Tensor
 
 from elman.config.catalog import catalog
@@ -30,30 +22,18 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.sections.model import ModelConfig
+from tools.gpu.instruments import equal, finite, recorded
+from tools.gpu.job import Check, Job, Row
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 BATCH, STEPS = 4, 129
 Pass = Callable[[], list[Tensor]]
 
 
-def main() -> int:
-    """Check every cell and write ``gpu_devices.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if torch.cuda.device_count() < 2:
-        print("gpu_devices: torch sees no second GPU here", file=sys.stderr)
-        return 2
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    given.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {}
-    for name in cells():
-        attempt(name, lambda name=name: check(name), report)
-        print(name, report[name], flush=True)
-        (given.out / "gpu_devices.json").write_text(json.dumps(report, indent=1) + "\n")
-    wrong = [name for name, row in report.items() if not row["passed"]]
-    print(f"devices: {len(report)} cells, failed: {', '.join(wrong) or 'none'}", flush=True)
-    return int(bool(wrong))
+def run(job: Job) -> None:
+    """Check every cell."""
+    for name in job.chosen(cells()):
+        job.attempt({"cell": name}, partial(check, name))
 
 
 def cells() -> list[str]:
@@ -61,7 +41,7 @@ def cells() -> list[str]:
     return sorted(name for name, cell in registry.cells().items() if "cuda" in cell.backends)
 
 
-def check(name: str) -> dict[str, Any]:
+def check(name: str) -> Row:
     """Compare passes of a cell's small model on two GPUs."""
     models = {device: small_model(name, device) for device in (FIRST, SECOND)}
     models[SECOND].load_state_dict(models[FIRST].state_dict())
@@ -80,7 +60,7 @@ def check(name: str) -> dict[str, Any]:
         "second, both at once": at_once[1].result,
         "second, replayed": lambda: replayed(models[SECOND]),
     }
-    same = {way: equal(run(), wanted) for way, run in ways.items()}
+    same = {way: agrees(one(), wanted) for way, one in ways.items()}
     return {"passed": all(same.values()), **same}
 
 
@@ -134,23 +114,14 @@ def replayed(model: LanguageModel) -> list[Tensor]:
     """Return the same of a CUDA graph on the second GPU."""
     tokens = tokens_on(SECOND)
     with torch.cuda.device(SECOND):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            computed(model, tokens)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = computed(model, tokens)
+        graph, results = recorded(partial(computed, model, tokens))
         graph.replay()
         return [one.cpu() for one in results]
 
 
-def equal(found: list[Tensor], wanted: list[Tensor]) -> bool:
+def agrees(results: list[Tensor], expected: list[Tensor]) -> bool:
     """Return whether all tensors agree to the bit and are finite."""
-    pairs = zip(found, wanted, strict=True)
-    return all(torch.equal(x, y) and bool(x.isfinite().all()) for x, y in pairs)
+    return equal(results, expected) and finite(results)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check({"cells": run}, names=cells, gpus=2, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})

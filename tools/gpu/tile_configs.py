@@ -1,25 +1,31 @@
-"""Times the matrix-state kernels on a GPU with other tile configurations than the chosen ones.
+"""Times of the matrix-state kernels with other tile configurations than the chosen ones.
 
-The heuristics of the matrix-state engine's CUDA folder come from these times. Needs the same
-packages as gpu_kernels.py.
+The heuristics of the matrix-state engine's CUDA folder come from these times.
 
-    python tools/gpu/gpu_tile_configs.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
+    python tools/gpu/run.py tile_configs [forward] [backward] [--only "E88 h32n16,E70 n64"]
+
+``--only`` takes names of the configurations that ``kernels`` times, or others as "delta h24 n48":
+cell, heads, rows and columns. The rows of a configuration stand from the fastest to the slowest.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from gpu_kernels import (  # type: ignore[import-not-found]
+
+from elman.kernels.driver import device_limits
+from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.cuda.heuristics import tile_config_of
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
+from elman.ops.matrix_state.stacked import DELTA, E70, E75
+from tools.gpu.job import Check, Job, Row
+from tools.gpu.kernels import (
     BATCH,
     TIMED,
     Timed,
@@ -31,33 +37,7 @@ from gpu_kernels import (  # type: ignore[import-not-found]
     unit_of,
 )
 
-from elman.kernels.driver import device_limits
-from elman.ops.matrix_state.cuda import kernels
-from elman.ops.matrix_state.cuda.heuristics import tile_config_of
-from elman.ops.matrix_state.cuda.tile_config import TileConfig
-from elman.ops.matrix_state.stacked import DELTA, E70, E75
-
-
-def main() -> int:
-    """Time tile configs, write ``gpu_tile_configs.json``, print the five fastest of each pass."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--plans", default=",".join(case.name for case in TIMED), help=_PLANS)
-    parser.add_argument("--passes", default="forward,backward")
-    given = parser.parse_args()
-    passes = [name == "backward" for name in given.passes.split(",")]
-    given.out.mkdir(parents=True, exist_ok=True)
-    rows = sweep([case_of(name) for name in given.plans.split(",")], passes)
-    (given.out / "gpu_tile_configs.json").write_text(json.dumps(rows, indent=1) + "\n")
-    rows.sort(key=lambda row: (row["name"], row["pass"], row.get("us", float("inf"))))
-    for _, group in itertools.groupby(rows, key=lambda row: (row["name"], row["pass"])):
-        for row in itertools.islice(group, 5):
-            print(" ".join(f"{key}={value}" for key, value in row.items()))
-    return int(any("error" in row for row in rows))
-
-
-_PLANS = "names of gpu_kernels.py, or others as 'delta h24 n48': cell, heads, rows and columns"
-_OPTIONS = {"delta": DELTA, "decayed": E70, "row_gated_delta": E75}
+_OPTIONS: dict[str, dict[str, Any]] = {"delta": DELTA, "decayed": E70, "row_gated_delta": E75}
 
 
 def case_of(name: str) -> Timed:
@@ -70,22 +50,22 @@ def case_of(name: str) -> Timed:
     return Timed(name, cell, *numbers, _OPTIONS[cell], math.nan, math.nan)
 
 
-def sweep(cases: Sequence[Timed], passes: Sequence[bool]) -> list[dict[str, Any]]:
-    """Time every configuration's passes (True: backward) with many tile configs."""
-    tried = [
-        (case, chosen, backward)
-        for case, backward in itertools.product(cases, passes)
-        for chosen in alternatives(case, backward=backward)
-    ]
-    compile_units({unit_of(chosen, backward, fast=True) for _, chosen, backward in tried})
-    return [try_tile_config(*one) for one in tried]
+def sweep(job: Job, *, backward: bool) -> None:
+    """Time a pass of every configuration with many tile configs; report the fastest first."""
+    cases = [case_of(name) for name in job.only or [case.name for case in TIMED]]
+    tried = [(c, chosen) for c in cases for chosen in alternatives(c, backward=backward)]
+    compile_units({unit_of(chosen, backward, fast=True) for _, chosen in tried})
+    for case in cases:
+        rows = [try_tile_config(case, one, backward) for other, one in tried if other is case]
+        for row in sorted(rows, key=lambda row: float(row.get("us", math.inf))):
+            job.report(row)
 
 
-def try_tile_config(case: Timed, chosen: TileConfig, backward: bool) -> dict[str, Any]:
+def try_tile_config(case: Timed, chosen: TileConfig, backward: bool) -> Row:
     """Time a pass with a tile config."""
     bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
     floor = case.backward_floor if backward else case.forward_floor
-    row: dict[str, Any] = {"name": case.name, "pass": "backward" if backward else "forward"}
+    row: Row = {"name": case.name}
     row |= {"tile config": f"{shape(chosen)} K{chosen.steps}", "bytes": bytes_}
     try:
         # A forward pass keeps states as often as the backward pass of the engine's choice wants.
@@ -94,7 +74,7 @@ def try_tile_config(case: Timed, chosen: TileConfig, backward: bool) -> dict[str
         if not math.isnan(floor):
             row["over_floor"] = round(row["us"] / floor, 2)
     except Exception as error:
-        row["error"] = repr(error)
+        row |= {"error": repr(error), "passed": False}
     return row
 
 
@@ -133,5 +113,6 @@ def all_tile_configs(case: Timed) -> Iterator[TileConfig]:
                 yield chosen
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CHECK = Check(
+    {"forward": partial(sweep, backward=False), "backward": partial(sweep, backward=True)}
+)
