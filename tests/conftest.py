@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from elman.base.exit_status import ExitStatus
+from elman.base.live_line import PROGRESS_VARIABLE
 from elman.base.signals import received
 from elman.kernels.compiler import compiler_problem
 
@@ -27,11 +28,14 @@ def pytest_report_header() -> str | None:
 def pytest_configure() -> None:
     """Choose Triton's interpreter; let processes that tests start hear signals as a terminal's do.
 
+    Progress is silenced: what a command prints must not depend on how busy the machine is.
+
     What a script starts in the background ignores SIGINT, and what nohup starts ignores SIGHUP; so
     do their children.
     """
     # Before anything imports triton: its interpreter runs elman's own Triton kernels without a GPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault(PROGRESS_VARIABLE, "off")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from elman.base import live_line
 from elman.base.consoles import LiveArea
-from elman.base.live_line import ProgressBar
+from elman.base.live_line import PROGRESS_VARIABLE, LiveLine, ProgressBar
 
 
 def test_without_a_terminal_progress_is_lines_that_say_what_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
+    monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
     monkeypatch.setattr(live_line.time, "monotonic", lambda: now)
     with ProgressBar("scoring", Console(file=io.StringIO()), quiet=15.0) as bar:
         bar.show(1, 4)
@@ -31,6 +32,21 @@ def test_without_a_terminal_progress_is_lines_that_say_what_is_left(
         "timing ...",
         "timing: 0 of 2 ...",
     ]
+
+
+@pytest.mark.parametrize("silenced", [False, True])
+def test_the_environment_silences_progress_of_a_slow_machine(
+    silenced: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setenv(PROGRESS_VARIABLE, "off" if silenced else "on")
+    monkeypatch.setattr(live_line.time, "monotonic", lambda: now)
+    with LiveLine() as line, ProgressBar("scoring", Console(file=io.StringIO())) as bar:
+        now = 200.0
+        line.show("checking the jobs: 7 of 8")
+        bar.show(1, 2)
+    said = capsys.readouterr().err
+    assert ("7 of 8" in said, "scoring" in said) == (not silenced, not silenced)
 
 
 def test_a_terminal_shows_a_bar_and_is_clean_afterwards(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from elman.base.errors import UserError
+from elman.base.live_line import PROGRESS_VARIABLE
 from elman.data import opening, pack_check, packing
 from elman.data.batches import check_data, open_data
 from elman.data.files import ByteSource, same_bytes
@@ -305,6 +306,7 @@ def test_a_long_wait_is_not_silent(
     shards: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elman.base.live_line._FIRST_SECONDS", 0.0)
+    monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
     assert text_of(shards) == WHOLE
     said = [line for line in capsys.readouterr().err.splitlines() if "% of" in line]
     assert said

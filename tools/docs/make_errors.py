@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from elman.base.live_line import PROGRESS_VARIABLE
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.runs.folder import write_config
@@ -463,15 +464,19 @@ def make_files(folder: Path) -> None:
 @contextlib.contextmanager
 def surroundings(folder: Path) -> Iterator[None]:
     """Make ``folder`` the current one, with the files of the page and a run that is under way."""
-    before = Path.cwd()
+    before, progress = Path.cwd(), os.environ.get(PROGRESS_VARIABLE)
     make_files(folder)
     os.chdir(folder)
+    os.environ[PROGRESS_VARIABLE] = "off"  # a slow machine would print more than the error
     try:
         with (folder / "busy" / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     finally:
         os.chdir(before)
+        del os.environ[PROGRESS_VARIABLE]
+        if progress is not None:
+            os.environ[PROGRESS_VARIABLE] = progress
 
 
 def outcome(command: str) -> tuple[int, str, str]:

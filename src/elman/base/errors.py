@@ -1,4 +1,4 @@
-"""Shared by all layers: the error for a user's mistake, run statuses and exit statuses."""
+"""Shared by all layers: the error for a user's mistake, and the hints that such errors give."""
 
 from __future__ import annotations
 

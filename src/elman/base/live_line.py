@@ -1,7 +1,12 @@
-"""Shows what goes on: a line that changes on a terminal, occasional lines elsewhere."""
+"""Shows what goes on: a line that changes on a terminal, occasional lines elsewhere.
+
+Such lines depend on how fast the machine is. ``ELMAN_PROGRESS=off`` in the environment silences
+them, so that a command prints the same on every machine.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 
 from rich.console import Console
@@ -23,9 +28,15 @@ QUIET_SECONDS = 2.0
 """What is shorter shows no progress."""
 PLAIN_SECONDS = 5.0
 """Fewest seconds between two lines of progress where there is no terminal."""
+PROGRESS_VARIABLE = "ELMAN_PROGRESS"
 _LIVE_SECONDS = 0.25
 _FIRST_SECONDS = 5.0
 _SPARSE_SECONDS = 60.0
+
+
+def is_silenced() -> bool:
+    """Return whether the environment says that no progress is shown."""
+    return os.environ.get(PROGRESS_VARIABLE) == "off"
 
 
 class LiveLine(Closing):
@@ -64,7 +75,7 @@ class LiveLine(Closing):
     def show(self, line: str) -> None:
         """Show what is going on, if the last update is old enough."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next or is_silenced():
             return
         if self._area.shown:
             self._next = now + _LIVE_SECONDS
@@ -88,7 +99,11 @@ class ProgressBar(Closing):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._lines = not console.is_terminal
         self._bar = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=self._lines
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=self._lines or is_silenced(),
         )
         self._task = self._bar.add_task(stage, total=None)
         self._stage, self._quiet = stage, quiet
@@ -115,7 +130,7 @@ class ProgressBar(Closing):
         """Show how far it is."""
         self._bar.update(self._task, completed=done, total=total)
         now = time.monotonic()
-        if not self._lines or done >= total or now < self._next:
+        if not self._lines or done >= total or now < self._next or is_silenced():
             return
         self._next = now + PLAIN_SECONDS
         left = (now - self._began) * (total - done) / done if done else 0.0

@@ -1,7 +1,8 @@
-"""What a Triton kernel is compiled for: of the plan what does not move, and the tile of a program.
+"""Chooses the tiles of the Triton kernels (rows, columns, warps), and what they are compiled for.
 
-Both are arguments of the kernels, so that what a plan does not have is not in its kernel. Imports
-neither torch nor triton.
+A kernel is compiled for its spec, what a plan computes, and for its tile, the part of a state that
+a program holds. Both are arguments of the kernels, so that what a plan does not have is not in its
+kernel. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
