@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from elman.base.errors import UserError
 from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.models.build import build_model
-from elman.models.counts import SIZES, own_size
-from elman.models.shape_search import fit, search
-from elman.models.sizing import solve
+from elman.models.counts import SIZES, count_params, own_size
+from elman.models.shape_search import Shapes, fit
+from elman.models.shape_search import search as search_by
+from elman.models.sizing import Solution
+from elman.models.sizing import solve as solve_by
 from elman.report.tables.standard import STANDARD, standard_rows
 from elman.sections.model import ModelConfig
 from elman.sections.modes import parse_params
@@ -34,6 +36,18 @@ Elman = Callable[..., tuple[int, str, str]]
 def model(*overrides: str) -> ModelConfig:
     """Return the composed model."""
     return compose_config(list(overrides)).model
+
+
+def solve(
+    config: ModelConfig, params: int, over: Any = "dim", backend: str = "auto", **listener: Any
+) -> Solution:
+    """Return the size with the nearest number of parameters."""
+    return solve_by(config, partial(count_params, backend=backend), params, over, **listener)
+
+
+def search(config: ModelConfig, params: int, over: Any, backend: str = "auto") -> Shapes:
+    """Return the best shapes for a number of parameters."""
+    return search_by(config, partial(count_params, backend=backend), params, over)
 
 
 @cache
@@ -52,15 +66,15 @@ def test_the_count_of_a_size_finds_that_size(cell: str) -> None:
     config = one_of_each_cell()[cell]
     params = build_model(config, device="meta").num_params()
     found = solve(config, params)
-    assert (found.nearest.config.dim, found.nearest.params, found.reached) == (
+    assert (found.nearest.config.dim, found.nearest.count, found.reached) == (
         config.dim,
         params,
         True,
     )
     assert found.nearest.error == 0
-    assert found.below is None or found.below.params < params
+    assert found.below is None or found.below.count < params
     assert found.above is not None
-    assert found.above.params > params
+    assert found.above.count > params
 
 
 ROUND_TRIPS = [
@@ -91,7 +105,7 @@ def test_a_count_behind_a_fall_is_found() -> None:
     found = solve(model("model=mingru"), 32_360_832, "expansion")
     assert (found.nearest.size, found.nearest.error) == (1.0, 0)
     assert found.below is not None
-    assert found.below.params > found.nearest.params
+    assert found.below.count > found.nearest.count
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,7 @@ def test_an_absurd_target_is_refused_before_anything_is_counted(
 def test_of_several_sizes_an_answer_far_from_the_target_is_not_reached(elman_here: Elman) -> None:
     """Counts lie on both sides of the target, and none within 5 % of it."""
     typed = ("model=e67lr", "model.depth=1", "train.chunk_size=8", "solve.over=[dim,rank]")
-    smallest = search(model(*typed[:2]), 1, ("dim", "rank")).best[0].params
+    smallest = search(model(*typed[:2]), 1, ("dim", "rank")).best[0].count
     status, output, _ = elman_here("mode=solve", *typed, f"solve.params={int(smallest / 1.39)}")
     assert status == 1
     assert "not reached with these values of dim, rank: the nearest are" in output
@@ -207,7 +221,7 @@ def test_no_other_size_is_nearer_by_the_formula(name: str, over: Any, target: in
     ):
         if size in SIZES[over]:
             assert sized is not None
-            assert (sized.size, sized.params) == (size, params(size))
+            assert (sized.size, sized.count) == (size, params(size))
             assert sized.error == pytest.approx(params(size) / target - 1)
         else:
             assert sized is None
@@ -224,7 +238,7 @@ def test_a_rank_is_a_size_and_no_larger_than_dim() -> None:
     found = solve(config, 100_000_000, "rank")
     ranks = range(8, config.dim + 1, 8)
     assert found.nearest.size == min(ranks, key=lambda rank: abs(params(rank) - 10**8))
-    assert found.nearest.params == params(int(found.nearest.size))
+    assert found.nearest.count == params(int(found.nearest.size))
     widest = solve(config, 10**9, "rank")
     assert (widest.nearest.size, widest.above, widest.reached) == (config.dim, None, False)
 
@@ -255,7 +269,7 @@ def test_several_sizes_give_the_best_few(name: str) -> None:
     assert 1 <= len(found.best) <= 5
     for one in found.best:
         assert tuple(one.sizes) == over
-        assert one.params == build_model(one.config, device="meta").num_params()
+        assert one.count == build_model(one.config, device="meta").num_params()
         sizes = {"dim": one.config.dim, "depth": one.config.depth, **one.config.options}
         assert {size: sizes[size] for size in over} == one.sizes
         assert one.config.dim % 128 == 0
@@ -306,7 +320,7 @@ def test_several_sizes_out_of_reach_give_the_nearest() -> None:
         found = search(config, target, ["dim", "rank"])
         assert not found.reached
         assert len(found.best) == 1
-        assert found.best[0].params == near(found.best[0].params, target, key=lambda n: -abs(n))
+        assert found.best[0].count == near(found.best[0].count, target, key=lambda n: -abs(n))
         assert found.best[0].config.dim == (128 if target == 1000 else 16384)
 
 
@@ -319,15 +333,15 @@ def test_sizes_that_no_combination_of_the_cell_takes_say_why() -> None:
 def test_of_two_equally_near_sizes_the_smaller_is_taken(over: Any) -> None:
     at_first = solve(model("model=e42"), 10**6, over)
     assert at_first.above is not None
-    counts = (at_first.nearest.params, at_first.above.params)
+    counts = (at_first.nearest.count, at_first.above.count)
     assert sum(counts) % 2 == 0
     tie = solve(model("model=e42"), sum(counts) // 2, over)
-    assert abs(tie.nearest.error) == abs(at_first.above.params / (sum(counts) // 2) - 1)
-    assert tie.nearest.params == counts[0]
+    assert abs(tie.nearest.error) == abs(at_first.above.count / (sum(counts) // 2) - 1)
+    assert tie.nearest.count == counts[0]
     assert tie.above is not None
-    assert tie.above.params == counts[1]
+    assert tie.above.count == counts[1]
     # One parameter more, and the larger is nearer.
-    assert solve(model("model=e42"), sum(counts) // 2 + 1, over).nearest.params == counts[1]
+    assert solve(model("model=e42"), sum(counts) // 2 + 1, over).nearest.count == counts[1]
 
 
 def test_sizes_that_the_cell_refuses_are_left_out() -> None:
@@ -500,7 +514,7 @@ def test_the_standard_table_has_the_seeds_counts_within_their_rounding(elman_her
         # Printed in whole millions; the seed's mamba2 is 101.9M by its own log, printed as 101M.
         assert abs(row.params - row.seed.millions * 1e6) < 1e6
         assert row.solved.config.depth == row.seed.depth
-        assert abs(row.solved.params - 10**8) <= abs(row.params - 10**8)
+        assert abs(row.solved.count - 10**8) <= abs(row.params - 10**8)
     status, output, _ = elman_here("mode=solve", "solve.standard=true")
     assert status == 0
     for row in rows:

@@ -1,13 +1,15 @@
-"""Counts the parameters of a model at other sizes, exactly: from models on the meta device.
+"""Counts a model at other sizes, exactly: its parameters, or another number of its shape.
 
-Models of one and of two layers are built. All layers after the first are equal, so the count is
+Models of one and of two layers are counted. All layers after the first are equal, so the count is
 linear in depth. There is no formula here, so a count is right for every present and future cell.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import NoReturn
 
 from elman.base.errors import UserError
 from elman.models.build import build_model
@@ -30,6 +32,11 @@ state 256). The model's own value of a size is searched, too; a rank is at most 
 _TWICE = 2
 _FIRST = 64
 
+_ROUNDING = 1e-12  # it tells whole numbers up to 1e12 apart
+
+CountOf = Callable[[ModelConfig], float]
+"""Returns the number of a model that has a target, and raises UserError if the model cannot be
+built. It is linear in depth."""
 Seen = Callable[[int], None]
 """Called with the number of counts so far."""
 
@@ -72,27 +79,25 @@ def resized_to(config: ModelConfig, sizes: Mapping[Size, Number]) -> ModelConfig
     return resized.model_copy(update={"options": checked})
 
 
-def count_params(config: ModelConfig, backend: str) -> int:
+def count_params(config: ModelConfig, backend: str = "auto") -> int:
     """Return the parameters of the whole model, built without storage."""
     return build_model(config, backend=backend, device="meta").num_params()
 
 
 class Counts:
-    """The parameters of a model at any sizes; every count is made once.
+    """The counts of a model at any sizes; every one is made once.
 
     Args:
         config: The model, with its own shape.
-        backend: As ``kernels.backend``.
+        count: Counts a model.
         seen: Told about each new count.
     """
 
-    def __init__(
-        self, config: ModelConfig, backend: str = "auto", seen: Seen = lambda count: None
-    ) -> None:
-        self._config, self._backend, self._seen = config, backend, seen
-        self._layers: dict[frozenset[tuple[Size, Number]], tuple[int, int] | None] = {}
+    def __init__(self, config: ModelConfig, count: CountOf, seen: Seen) -> None:
+        self._config, self._count, self._seen = config, count, seen
+        self._layers: dict[frozenset[tuple[Size, Number]], tuple[float, float] | None] = {}
 
-    def at(self, sizes: Mapping[Size, Number]) -> int | None:
+    def at(self, sizes: Mapping[Size, Number]) -> float | None:
         """Return the count at these sizes; None if the cell or its backend refuses them."""
         key = frozenset((name, size) for name, size in sizes.items() if name != "depth")
         if key not in self._layers:
@@ -103,49 +108,60 @@ class Counts:
         depth = int(sizes.get("depth", self._config.depth))
         return layer[0] + (depth - 1) * layer[1]
 
-    def _layer(self, sizes: Mapping[Size, Number]) -> tuple[int, int] | None:
+    def whole(self, config: ModelConfig, expected: float) -> float:
+        """Return the count of a model with all its layers; it must be the expected one."""
+        count = self._count(config)
+        assert math.isclose(count, expected, rel_tol=_ROUNDING), f"{count}, not {expected}"
+        return count
+
+    def refuse(self, sizes: Mapping[Size, Number]) -> NoReturn:
+        """Raise UserError with the reason why the last sizes are refused; none was taken."""
+        self._count(resized_to(self._config, sizes))
+        raise AssertionError(f"{self._config.name} takes no {[*sizes]}, and {sizes} can be built")
+
+    def _layer(self, sizes: Mapping[Size, Number]) -> tuple[float, float] | None:
         """Return the count with one layer, and what each further layer adds."""
         try:
             resized = resized_to(self._config, {**sizes, "depth": 1})
-            one = count_params(resized, self._backend)
-            two = count_params(resized.model_copy(update={"depth": 2}), self._backend)
+            one = self._count(resized)
+            two = self._count(resized.model_copy(update={"depth": 2}))
         except UserError:
             return None
         return one, two - one
 
 
 def scanned(
-    count: Callable[[Number], int | None], values: Sequence[Number], target: int
-) -> dict[Number, int]:
+    count: Callable[[Number], float | None], values: Sequence[Number], target: float
+) -> dict[Number, float]:
     """Return the counts of all values that are taken, in the order of the values.
 
     Counts may rise and fall. Only one thing ends the scan early: the count has risen at each of the
     first 64 values or more, and is more than twice the target.
 
     Args:
-        count: Parameters at a value; None where it is refused.
+        count: The count at a value; None where it is refused.
         values: The values of a size, in order.
-        target: Wanted number of parameters.
+        target: The count to come near to.
     """
-    found: dict[Number, int] = {}
-    rises, last = True, 0
+    found: dict[Number, float] = {}
+    rises, last = True, 0.0
     for place, value in enumerate(values):
-        if (params := count(value)) is None:
+        if (there := count(value)) is None:
             continue
-        rises = rises and params > last
-        found[value] = last = params
-        if rises and place >= _FIRST and params > _TWICE * target:
+        rises = rises and there > last
+        found[value] = last = there
+        if rises and place >= _FIRST and there > _TWICE * target:
             break
     return found
 
 
-def grows(found: Mapping[Number, int]) -> bool:
+def grows(found: Mapping[Number, float]) -> bool:
     """Return whether the counts rise from value to value; 0, a rule of the cell, stands aside."""
-    params = [count for value, count in found.items() if value]
-    return all(one < two for one, two in pairwise(params))
+    counts = [count for value, count in found.items() if value]
+    return all(one < two for one, two in pairwise(counts))
 
 
-def nearest_of(found: Mapping[Number, int], target: int, own: Number) -> Number:
+def nearest_of(found: Mapping[Number, float], target: float, own: Number) -> Number:
     """Return the value whose count is nearest to the target.
 
     Of several that are equally near the model's own is taken, else the smallest.

@@ -1,7 +1,7 @@
-"""Searches several sizes at once for a model with a wanted number of parameters.
+"""Searches several sizes at once for a model whose count is near to a target.
 
-The finest size is fitted; the others run over their possible values. Every count comes from a model
-built on the meta device (:mod:`elman.models.counts`). Where the count rises with the fitted size,
+The finest size is fitted; the others run over their possible values. Every count comes from a whole
+model (:mod:`elman.models.counts`). Where the count rises with the fitted size,
 the fit interpolates; where it may fall, all values are counted.
 """
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from elman.models.counts import (
     SIZES,
+    CountOf,
     Counts,
     Number,
     Seen,
-    count_params,
     grows,
     own_size,
     resized_to,
@@ -42,8 +42,8 @@ _FINEST: tuple[Size, ...] = ("rank", "n_state", "n_heads", "depth", "expansion",
 _STATE_STEP = 8  # kernels have tiles for multiples of this
 _AROUND = (0.25, 0.5, 1, 2, 4)
 
-Count = Callable[[int], int | None]
-"""Number of parameters at the n-th value of the fitted size; None if the cell refuses it."""
+Count = Callable[[int], float | None]
+"""The count at the n-th value of the fitted size; None if the cell refuses it."""
 Sizes = dict[Size, Number]
 
 
@@ -54,22 +54,22 @@ class Shaped:
     Args:
         config: The model, without an expected count.
         sizes: Its values of the sizes that were searched.
-        params: Its parameters, counted from the whole model.
-        target: The number that was wanted.
+        count: Its count, of the whole model.
+        target: The count to come near to.
         change: Sum over the sizes of |log2(size / the model's own size)|, and 1 for a size whose
             own value is a rule of the cell.
     """
 
     config: ModelConfig
     sizes: Mapping[Size, Number]
-    params: int
-    target: int
+    count: float
+    target: float
     change: float
 
     @property
     def error(self) -> float:
         """Difference of the count from the target, as a signed fraction of the target."""
-        return (self.params - self.target) / self.target
+        return (self.count - self.target) / self.target
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -95,37 +95,35 @@ class Shapes:
 
 def search(
     config: ModelConfig,
-    target: int,
+    count: CountOf,
+    target: float,
     over: Sequence[Size],
-    backend: str = "auto",
     seen: Seen = lambda count: None,
 ) -> Shapes:
     """Return the best configurations of several sizes, as ranked by :data:`RULE`.
 
     Args:
         config: The model, with its own shape.
-        target: Wanted number of parameters.
+        count: Counts a model.
+        target: The count to come near to.
         over: Two or more of ``SIZES`` that the cell has.
-        backend: As ``kernels.backend``.
         seen: Told the number of counts so far.
 
     Raises:
         UserError: the cell refuses every combination; the message gives the last one's reason.
     """
-    found = list(_Search(config, target, over, Counts(config, backend, seen)).fits())
+    counts = Counts(config, count, seen)
+    found = list(_Search(config, target, over, counts).fits())
     if not found:
-        last = {size: SIZES[size][-1] for size in over}
-        count_params(resized_to(config, last), backend)
-        raise AssertionError(f"{config.name} takes no {over}, and its largest can be built")
+        counts.refuse({size: SIZES[size][-1] for size in over})
     candidates = sorted(
         (_candidate(config, sizes, one, target, over) for sizes, one in found),
-        key=lambda candidate: (candidate.rank, candidate.params),
+        key=lambda candidate: (candidate.rank, candidate.count),
     )
     near = [candidate for candidate in candidates if abs(candidate.error) <= FAR]
     best = near[:BEST] or candidates[:1]
     for candidate in best:
-        whole = count_params(candidate.config, backend)
-        assert whole == candidate.params, f"{candidate.sizes}: {whole} parameters"
+        counts.whole(candidate.config, candidate.count)
     return Shapes(over, best, bool(near))
 
 
@@ -133,7 +131,7 @@ class _Search:
     """The combinations of the other sizes, and the fit of the finest one in each."""
 
     def __init__(
-        self, config: ModelConfig, target: int, over: Sequence[Size], counts: Counts
+        self, config: ModelConfig, target: float, over: Sequence[Size], counts: Counts
     ) -> None:
         self._config, self._target, self._counts = config, target, counts
         self._fitted = next(size for size in _FINEST if size in over)
@@ -149,7 +147,7 @@ class _Search:
         # elsewhere is seen there.
         self._rises = grows(scanned(self._counter(own), self._values, target))
 
-    def fits(self) -> Iterator[tuple[Sizes, int]]:
+    def fits(self) -> Iterator[tuple[Sizes, float]]:
         """Yield the sizes and the count of the best fit for each combination of the others.
 
         If dim is among the other sizes, it runs in the innermost loop and only near the target.
@@ -164,8 +162,8 @@ class _Search:
                 sizes = before | {last: value}
                 if (fitted := self._fit(sizes)) is None:
                     continue
-                best, params, least = fitted
-                yield sizes | {self._fitted: best}, params
+                best, count, least = fitted
+                yield sizes | {self._fitted: best}, count
                 if last == "dim" and least > self._target * (1 if self._rises else 2):
                     break
 
@@ -175,26 +173,26 @@ class _Search:
             return values
         return [value for value in values if value == own or value % _STATE_STEP == 0]
 
-    def _counter(self, sizes: Sizes) -> Callable[[Number], int | None]:
+    def _counter(self, sizes: Sizes) -> Callable[[Number], float | None]:
         return lambda value: self._counts.at(sizes | {self._fitted: value})
 
     def _first_large_enough(self, before: Sizes, dims: Sequence[Number]) -> int:
-        """Return the place of the dim before the first that can have as many parameters."""
+        """Return the place of the dim before the first that can have as large a count."""
         if not self._rises:
             return 0
 
-        def most(place: int) -> int:
+        def most(place: int) -> float:
             """Return the largest count up to the n-th dim; dims that are refused have none."""
             for dim in reversed(dims[: place + 1]):
                 count = self._counter(before | {"dim": dim})
                 if found := next((n for value in reversed(self._values) if (n := count(value))), 0):
                     return found
-            return 0
+            return 0.0
 
         enough = (1 - FAR) * self._target
         return max(0, bisect_left(range(len(dims)), enough, key=most) - 1)
 
-    def _fit(self, sizes: Sizes) -> tuple[Number, int, int] | None:
+    def _fit(self, sizes: Sizes) -> tuple[Number, float, float] | None:
         """Return the best fitted size, its count and the smallest count; None if none is taken."""
         count, target = self._counter(sizes), self._target
         own = own_size(self._config, self._fitted)
@@ -221,9 +219,9 @@ class _Search:
             self._accepted[key] = [value for value in self._values if count(value) is not None]
         return self._accepted[key]
 
-    def _by_the_rule(self, value: Number, params: int, own: Number) -> tuple[float, ...]:
+    def _by_the_rule(self, value: Number, count: float, own: Number) -> tuple[float, ...]:
         """Return the sort key of one fitted value among others, as :data:`RULE` says."""
-        off = abs(params - self._target) / self._target
+        off = abs(count - self._target) / self._target
         return (0.0 if off <= NEAR else off, _change(own, value), off, value != own, value)
 
 
@@ -246,11 +244,11 @@ def _values(config: ModelConfig, size: Size, others: int) -> Sequence[Number]:
 
 
 def _candidate(
-    config: ModelConfig, sizes: Sizes, params: int, target: int, over: Sequence[Size]
+    config: ModelConfig, sizes: Sizes, count: float, target: float, over: Sequence[Size]
 ) -> Shaped:
     change = sum(_change(own_size(config, size), value) for size, value in sizes.items())
     values = {size: sizes[size] for size in over}
-    return Shaped(resized_to(config, sizes), values, params, target, change)
+    return Shaped(resized_to(config, sizes), values, count, target, change)
 
 
 def _change(own: Number, value: Number) -> float:
@@ -260,14 +258,14 @@ def _change(own: Number, value: Number) -> float:
     return abs(math.log2(value / own)) if own and value else 1.0
 
 
-def fit(count: Count, target: int, places: int) -> int | None:
+def fit(count: Count, target: float, places: int) -> int | None:
     """Return the place whose count is nearest to the target; of two, the smaller one.
 
     Counts grow nearly evenly from place to place, so linear interpolation says where to look.
 
     Args:
-        count: Parameters at a place; None where a cell refuses it.
-        target: Wanted number of parameters.
+        count: The count at a place; None where a cell refuses it.
+        target: The count to come near to.
         places: Number of places.
 
     Returns:
@@ -285,16 +283,16 @@ def fit(count: Count, target: int, places: int) -> int | None:
             return low
         if above <= target:
             return high
-        guess = low + (target - below) * (high - low) // (above - below)
+        guess = low + int((target - below) * (high - low) // (above - below))
         guess = max(low + 1, min(guess, high - 1))
         middle = _taken(count, range(guess, high))
         if middle is None:
             middle = _taken(count, range(guess - 1, low, -1))
         if middle is None:
             return low if target - below <= above - target else high
-        params = count(middle)
-        assert params is not None
-        low, high = (middle, high) if params <= target else (low, middle)
+        between = count(middle)
+        assert between is not None
+        low, high = (middle, high) if between <= target else (low, middle)
 
 
 def _taken(count: Count, places: Sequence[int]) -> int | None:

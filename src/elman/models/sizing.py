@@ -1,4 +1,4 @@
-"""Finds the size at which a model comes nearest to a wanted number of parameters.
+"""Finds the size at which a model's count comes nearest to a target.
 
 All values of the size are counted (:mod:`elman.models.counts`), because a count may fall where a
 size grows: more heads of sLSTM have smaller matrices. The answer and its neighbours are then built
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elman.models.counts import (
+    CountOf,
     Counts,
     Number,
     Seen,
-    count_params,
     nearest_of,
     own_size,
     resized_to,
@@ -32,19 +32,19 @@ class Sized:
     Args:
         config: The model, without an expected count.
         size: Its value of the size that was searched.
-        params: Its parameters, counted from the whole model.
-        target: The number that was wanted.
+        count: Its count, of the whole model.
+        target: The count to come near to.
     """
 
     config: ModelConfig
     size: Number
-    params: int
-    target: int
+    count: float
+    target: float
 
     @property
     def error(self) -> float:
         """Difference of the count from the target, as a signed fraction of the target."""
-        return (self.params - self.target) / self.target
+        return (self.count - self.target) / self.target
 
 
 @dataclass(frozen=True)
@@ -70,43 +70,41 @@ class Solution:
 
 def solve(
     config: ModelConfig,
-    target: int,
+    count: CountOf,
+    target: float,
     over: Size = "dim",
-    backend: str = "auto",
     seen: Seen = lambda count: None,
 ) -> Solution:
-    """Return the size whose instantiated parameter count is nearest to ``target``.
+    """Return the size whose count is nearest to ``target``.
 
     Sizes that the cell or its backend refuses are left out.
 
     Args:
         config: The model. Its own value of ``over`` is searched beside those of ``SIZES``.
-        target: Wanted number of parameters.
+        count: Counts a model.
+        target: The count to come near to.
         over: The size to find: one of ``SIZES`` that the cell has.
-        backend: As ``kernels.backend``.
         seen: Told the number of counts so far.
 
     Raises:
         UserError: the cell refuses every size; the message gives the largest one's reason.
     """
-    values, counts = values_of(config, over), Counts(config, backend, seen)
+    values, counts = values_of(config, over), Counts(config, count, seen)
     found = scanned(lambda value: counts.at({over: value}), values, target)
     if not found:
-        count_params(resized_to(config, {over: values[-1]}), backend)
-        raise AssertionError(f"{config.name} takes no {over}, and its largest can be built")
+        counts.refuse({over: values[-1]})
     best = nearest_of(found, target, own_size(config, over))
 
-    def whole(size: Number | None) -> Sized | None:
-        return None if size is None else _whole(config, over, size, target, found[size], backend)
+    def whole(size: Number) -> Sized:
+        resized = resized_to(config, {over: size})
+        return Sized(resized, size, counts.whole(resized, found[size]), target)
 
-    nearest = whole(best)
-    assert nearest is not None
-    below, above = _neighbours(found, best)
+    below, above = (None if size is None else whole(size) for size in _neighbours(found, best))
     reached = min(found.values()) <= target <= max(found.values())
-    return Solution(over, nearest, whole(below), whole(above), reached)
+    return Solution(over, whole(best), below, above, reached)
 
 
-def _neighbours(found: dict[Number, int], best: Number) -> tuple[Number | None, Number | None]:
+def _neighbours(found: dict[Number, float], best: Number) -> tuple[Number | None, Number | None]:
     """Return the sizes beside the answer, 0 left out; beside 0, those of the counts beside its."""
     named = [value for value in found if value]
     if best:
@@ -122,13 +120,3 @@ def _neighbours(found: dict[Number, int], best: Number) -> tuple[Number | None, 
 
 def _end(values: Sequence[Number], place: int) -> Number | None:
     return values[place] if values else None
-
-
-def _whole(
-    config: ModelConfig, over: Size, size: Number, target: int, expected: int, backend: str
-) -> Sized:
-    """Build a model with all its layers and count its parameters."""
-    resized = resized_to(config, {over: size})
-    params = count_params(resized, backend)
-    assert params == expected, f"{over}={size} has {params} parameters, not {expected}"
-    return Sized(resized, size, params, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from elman.models.backends import AUTO, best_backend
 from elman.models.cells import registry
 from elman.models.counts import (
     SIZES,
+    CountOf,
     Counts,
     Number,
     Seen,
@@ -67,12 +69,16 @@ def _answer(
     job: PreparedRun, config: RunConfig, settings: SolveConfig, seen: Seen
 ) -> dict[str, Any]:
     """Return the answer as plain data."""
-    backend, over = config.kernels.backend, settings.over
+    over, count = settings.over, _params_of(config)
     if settings.params is None:
         return _result(job, _largest(config, settings, seen))
     if len(over) == 1:
-        return _result(job, solve(config.model, settings.params, over[0], backend, seen))
-    return _shapes_result(job, search(config.model, settings.params, over, backend, seen))
+        return _result(job, solve(config.model, count, settings.params, over[0], seen))
+    return _shapes_result(job, search(config.model, count, settings.params, over, seen))
+
+
+def _params_of(config: RunConfig) -> CountOf:
+    return partial(count_params, backend=config.kernels.backend)
 
 
 def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
@@ -85,7 +91,7 @@ def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
     """
     over, gpu_gb = settings.over[0], settings.gpu_gb
     assert gpu_gb is not None
-    low, found = 0, 0
+    low, found, count = 0, 0.0, _params_of(config)
     sizes = _smallest_first(config, over, seen)
     high = len(sizes)
     while low < high:  # memory grows with the parameters
@@ -94,14 +100,14 @@ def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
         if rank_memory(_as_trained(config, model), settings.ranks).fits(gpu_gb) is None:
             high = middle
         else:
-            found, low = count_params(model, config.kernels.backend), middle + 1
+            found, low = count(model), middle + 1
     if not found:
         raise UserError(
             f"solve.gpu_gb={gpu_gb:g}: no {over} of {config.model.name} fits into "
             f"{settings.ranks} such GPUs at train.batch_size={config.train.batch_size}; lower "
             "that, or add GPUs by solve.ranks"
         )
-    return replace(solve(config.model, found, over, config.kernels.backend, seen), reached=True)
+    return replace(solve(config.model, count, found, over, seen), reached=True)
 
 
 def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
@@ -110,14 +116,13 @@ def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
     Raises:
         UserError: the cell takes none; the message gives the largest one's reason.
     """
-    counts = Counts(config.model, config.kernels.backend, seen)
+    counts = Counts(config.model, _params_of(config), seen)
     found = {}
     for size in values_of(config.model, over):
         if size and (params := counts.at({over: size})) is not None:
             found[size] = params
     if not found:
-        largest = resized_to(config.model, {over: SIZES[over][-1]})
-        count_params(largest, config.kernels.backend)
+        counts.refuse({over: SIZES[over][-1]})
     return sorted(found, key=found.__getitem__)
 
 
@@ -142,7 +147,7 @@ def _shapes_result(job: PreparedRun, shapes: Shapes) -> dict[str, Any]:
         {
             "sizes": dict(one.sizes),
             "depth": one.config.depth,
-            "params": one.params,
+            "params": one.count,
             "error": one.error,
         }
         for one in shapes.best
@@ -204,7 +209,7 @@ def _plain(sized: Sized) -> dict[str, Any]:
     return {
         "size": sized.size,
         "depth": sized.config.depth,
-        "params": sized.params,
+        "params": sized.count,
         "error": sized.error,
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elman.base.tables import TerminalTable, names, numbers
 from elman.config.compose import compose_config
-from elman.models.build import build_model
+from elman.models.counts import count_params
 from elman.models.sizing import Sized, solve
 
 TARGET = 100_000_000
@@ -87,7 +87,7 @@ class StandardRow:
             f"{self.params:,}",
             f"{self.difference:+.2%}",
             str(self.solved.size),
-            f"{self.solved.params:,}",
+            f"{self.solved.count:,}",
             f"{self.solved.error:+.2%}",
         ]
 
@@ -98,8 +98,8 @@ def standard_rows() -> list[StandardRow]:
     for seed in STANDARD:
         sizes = [f"model.dim={seed.dim}", f"model.depth={seed.depth}"]
         model = compose_config([f"model={seed.model}", *sizes]).model
-        params = build_model(model, device="meta").num_params()
-        rows.append(StandardRow(seed, params, solve(model, TARGET).nearest))
+        solved = solve(model, count_params, TARGET).nearest
+        rows.append(StandardRow(seed, count_params(model), solved))
     return rows
 
 
