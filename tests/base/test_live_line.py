@@ -49,7 +49,10 @@ def test_the_environment_silences_progress_of_a_slow_machine(
     assert ("7 of 8" in said, "scoring" in said) == (not silenced, not silenced)
 
 
-def test_a_terminal_shows_a_bar_and_is_clean_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_a_bar_and_is_clean_afterwards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
     with ProgressBar("scoring", terminal) as bar:
         bar.show(3, 4)
