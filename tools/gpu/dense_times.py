@@ -42,14 +42,10 @@ def times(job: Job, names: list[str], sizes: list[tuple[str, int]]) -> None:
     for step, width in sizes:
         for name in ("products", *names):
             row = {"what": "recording", "step": step, "d": width, "form": name}
-            try:
-                if name == "products":
-                    made = products_alone(step, width)
-                else:
-                    made = passes(name, step, width, job.report)
-            except Exception as error:
-                job.report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
-                continue
+            make = partial(passes, name, step, width, job.report)
+            if name == "products":
+                make = partial(products_alone, step, width)
+            made = job.made(row, make) or {}
             graphs |= {(step, width, name, direction): one for direction, one in made.items()}
     time_all(job, {key: graph.replay for key, (graph, _) in graphs.items()})
 
@@ -107,12 +103,8 @@ def more_times(job: Job, names: list[str], steps: list[str]) -> None:
             for dtype in (torch.float16, torch.bfloat16):
                 made[f"cuDNN, {dtype}"] = partial(cudnn_gru, width, dtype)
         for form, make in made.items():
-            try:
-                found = make()
-            except Exception as error:
-                row = {"what": "recording", "step": step, "d": width, "form": form}
-                job.report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
-                continue
+            row = {"what": "recording", "step": step, "d": width, "form": form}
+            found = job.made(row, make) or {}
             calls |= {(step, width, form, way): call for way, call in found.items()}
     time_all(job, calls)
 

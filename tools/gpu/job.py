@@ -8,9 +8,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Row = dict[str, Any]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,14 @@ class Job:
         """Report what a measurement returns, or its error, which is no wrong result."""
         return self._reported(row, call, {})
 
+    def made(self, row: Mapping[str, Any], make: Callable[[], Value]) -> Value | None:
+        """Return what a call makes to be timed; its error is reported, and is no wrong result."""
+        try:
+            return make()
+        except Exception as error:
+            self.report({**row, "error": _text(error)})
+            return None
+
     def _reported(self, row: Mapping[str, Any], call: Callable[[], Row], verdict: Row) -> Row:
         began = time.perf_counter()
         result = {**row, **guarded(call, verdict)}
@@ -110,7 +119,12 @@ def guarded(call: Callable[[], Row], verdict: Mapping[str, Any]) -> Row:
         return call()
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}"[:500], **verdict}
+        return {"error": _text(error), **verdict}
+
+
+def _text(error: BaseException) -> str:
+    """Return an error in a few words."""
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def read_rows(path: Path) -> list[Row]:

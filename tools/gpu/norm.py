@@ -141,8 +141,8 @@ def candidates() -> dict[str, Step]:
     return found
 
 
-def graphs_of(width: int) -> dict[tuple[str, str], Any]:
-    """Return a graph for every candidate and pass, or the problem that it has."""
+def graphs_of(job: Job, width: int) -> dict[tuple[str, str], torch.cuda.CUDAGraph]:
+    """Return a graph for every candidate and pass; the problem that one has is reported."""
     stream, gain, branch = leaves = draw((BATCH, TIME), width, BF16)
     pulls = [torch.randn(stream.shape, device="cuda").to(dtype) for dtype in (FP32, BF16)]
 
@@ -153,13 +153,13 @@ def graphs_of(width: int) -> dict[tuple[str, str], Any]:
     def both(step: Step) -> Any:
         return torch.autograd.grad(step(stream, branch, gain, BF16), leaves, pulls)
 
-    graphs: dict[tuple[str, str], Any] = {}
+    graphs: dict[tuple[str, str], torch.cuda.CUDAGraph] = {}
     for name, step in candidates().items():
         for what, call in (("forward", forward), ("both", both)):
-            try:
-                graphs[name, what] = recorded(partial(call, step), calls=CALLS, warmup=3)[0]
-            except Exception as problem:
-                graphs[name, what] = repr(problem)
+            row = {"width": width, "candidate": name, "pass": what}
+            record = partial(recorded, partial(call, step), calls=CALLS, warmup=3)
+            if (made := job.made(row, record)) is not None:
+                graphs[name, what] = made[0]
     return graphs
 
 
@@ -168,17 +168,12 @@ def time(job: Job) -> None:
     bytes_per_us = copy_bytes_per_us()
     job.report({"what": "copy", "tb_s": round(bytes_per_us / 1e6, 3)})
     for width in WIDTHS:
-        graphs = graphs_of(width)
-        calls = {k: one.replay for k, one in graphs.items() if not isinstance(one, str)}
-        times = interleaved(calls, ROUNDS)
-        for (name, what), graph in graphs.items():
-            row = {"width": width, "candidate": name, "pass": what}
-            if isinstance(graph, str):
-                job.report(row | {"error": graph})
-                continue
+        calls = {key: graph.replay for key, graph in graphs_of(job, width).items()}
+        for (name, what), rounds in interleaved(calls, ROUNDS).items():
             moved = FLOORS[what] * BATCH * TIME * width
-            us = 1e6 * statistics.median(times[name, what]) / CALLS
-            row |= {"us": round(us, 1), "gb_s": round(moved / us / 1e3)}
+            us = 1e6 * statistics.median(rounds) / CALLS
+            row = {"width": width, "candidate": name, "pass": what, "us": round(us, 1)}
+            row |= {"gb_s": round(moved / us / 1e3)}
             job.report(row | {"over_floor": round(us * bytes_per_us / moved, 2)})
 
 

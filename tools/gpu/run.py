@@ -16,6 +16,7 @@ import ast
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,8 +212,6 @@ def run(job: Job, check: Check, parts: Sequence[str], item: str) -> int:
             else:
                 check.parts[job.part](job)
         except Exception as error:
-            import traceback
-
             traceback.print_exc()
             job.report({"passed": False, "error": f"{type(error).__name__}: {error}"[:500]})
     wrong = failures(job.rows)

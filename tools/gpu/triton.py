@@ -203,14 +203,9 @@ def time(job: Job) -> None:
         row = {"cell": name, "n": n, "heads": plan.heads}
         for backend in backends():
             began = perf_counter()
-            try:
-                with nullcontext() if warm or backend == "cuda" else empty_cache():
-                    graphs = passes(plan, backend)
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"[:500]
-                job.report(row | {"backend": backend, "error": text})
-                continue
-            if not warm:
+            with nullcontext() if warm or backend == "cuda" else empty_cache():
+                graphs = job.made(row | {"backend": backend}, partial(passes, plan, backend)) or {}
+            if graphs and not warm:
                 job.report(row | {"backend": backend, "first_s": round(perf_counter() - began, 2)})
             made |= {(backend, direction): graph for direction, graph in graphs.items()}
         for (backend, direction), us in in_turn(made, TIME).items():
@@ -274,12 +269,11 @@ def time_tiles(job: Job) -> None:
                 continue
             row = {"cell": name, "n": n, "rows": rows, "group": group, "keys": keys}
             row |= {"pass": direction}
-            try:
-                with tiles(rows, group, keys, backward=backward):
-                    made = {direction: passes(plan, "triton")[direction]}
-                job.report(row | {"us_a_step": in_turn(made, TIME)[direction]})
-            except Exception as error:
-                job.report(row | {"error": f"{type(error).__name__}: {error}"[:300]})
+            with tiles(rows, group, keys, backward=backward):
+                made = job.made(row, partial(passes, plan, "triton"))
+            if made is not None:
+                us = in_turn({direction: made[direction]}, TIME)[direction]
+                job.report(row | {"us_a_step": us})
 
 
 @contextmanager
