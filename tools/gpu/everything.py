@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -188,9 +189,11 @@ def with_page(part: Part) -> Part:
     """Return a part after which the page is written anew."""
 
     def run(job: Job) -> None:
+        began = time.perf_counter()
         try:
             part(job)
         finally:
+            job.report({"what": pages.END, "wall_s": round(time.perf_counter() - began, 1)})
             (job.out / "report.md").write_text(pages.page(job))
 
     return run

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from elman.report.markdown import table
 from tools.gpu.job import Job, Row, read_rows
 
+END = "end of the part"
+"""Marks the row that says how long a part took."""
+
 
 def page(job: Job) -> str:
     """Return the page of what was reported so far."""
     own = by_part(job.rows[1:])
     verdicts = [[name, *verdict(rows)] for name, rows in own.items()]
     texts = ["# GPU check", table(["part", "result", "problem"], verdicts)]
-    for name, rows in own.items():
-        if len(rows) > 1 or "model" in rows[0]:
+    for name, all_rows in own.items():
+        rows = [row for row in all_rows if row.get("what") != END]
+        if len(rows) > 1:
             texts.append(f"## {name}\n\n{tabled(rows)}")
         for part, found in by_part(read_rows(job.out / f"{name}.jsonl")[1:]).items():
             texts.append(f"## {name}: {part}\n\n{tabled(found)}")
@@ -32,9 +36,9 @@ def by_part(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Return how a part ended, and what went wrong first."""
     wrong = [row for row in rows if not row.get("passed", True)]
-    seconds = sum(row.get("s") or 0.0 for row in rows)
+    seconds = sum(row.get("wall_s", 0.0) for row in rows)
     result = "FAILED" if wrong else "not run" if "not run" in rows[0] else "passed"
-    count = f"{len(wrong)} of {len(rows)} wrong: " if wrong and len(rows) > 1 else ""
+    count = f"{len(wrong)} wrong: " if len(wrong) > 1 else ""
     text = cell(wrong[0].get("error", "")) if wrong else rows[0].get("not run", "")
     return [f"{result}, {seconds:.0f} s", f"{count}{text}"]
 

@@ -374,14 +374,16 @@ def in_processes(name: str, run: Callable[[Path, Sequence[str]], int]) -> list[R
 def show(rows: Sequence[Row]) -> None:
     """Print the table: each implementation beside E88 in the same rounds."""
     timed = {(r["baseline"], r["model"], r["way"]): r for r in rows if "way" in r}
+    shown_before: set[str] = set()  # E88 is in every group
     print("| model | parameters | eager tok/s | replayed tok/s | E88 replayed / this |")
     print("|---|---|---|---|---|")
     for row in rows:
         if "error" in row and "way" not in row:
             print(f"| {row['model']} | | {row['error'][:100]} | | |")
     for (name, label, way), eager in timed.items():
-        if way != "eager":
+        if way != "eager" or (label == OURS and OURS in shown_before):
             continue
+        shown_before.add(label)
         graph = timed.get((name, label, "graph"), {})
         mine, other = timed.get((name, OURS, "graph"), {}).get("tok_s"), graph.get("tok_s")
         ratio = f"{mine / other:.2f}x" if mine and other else ""
