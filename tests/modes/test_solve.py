@@ -26,7 +26,7 @@ from elman.models.sizing import Solution
 from elman.models.sizing import solve as solve_by
 from elman.report.tables.standard import STANDARD, standard_rows
 from elman.sections.model import ModelConfig
-from elman.sections.modes import parse_params
+from elman.sections.solve import PARAMS
 from elman.training.memory.estimate import estimate_memory
 from tests.conf.count_formulas import model_params
 
@@ -375,13 +375,13 @@ def test_a_model_that_cannot_be_built_at_all_says_why() -> None:
     ],
 )
 def test_a_number_of_parameters_as_people_type_it(typed: object, params: int) -> None:
-    assert parse_params(typed) == params
+    assert PARAMS.parse(typed) == params
 
 
 @pytest.mark.parametrize("typed", ["100X", "M", "1,3B", "-5", "0", "0.4", "", "nan", True, "1e8e"])
 def test_other_texts_are_no_number_of_parameters(typed: object) -> None:
     with pytest.raises(UserError, match=r"solve\.params=.*expected a number of parameters"):
-        parse_params(typed)
+        PARAMS.parse(typed)
 
 
 @pytest.mark.parametrize(

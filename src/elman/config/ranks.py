@@ -11,8 +11,8 @@ from enum import StrEnum
 from elman.base.errors import UserError
 from elman.base.rank_place import is_rank
 from elman.config.run_config import RunConfig
-from elman.sections.modes import SolveConfig
 from elman.sections.parallel import ParallelConfig
+from elman.sections.solve import SolveConfig
 from elman.sections.tasks import TaskConfig
 
 GPUS_PER_JOB = "launcher.gpus_per_job"

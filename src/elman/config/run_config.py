@@ -14,11 +14,12 @@ from elman.models.cells import registry
 from elman.sections.data import AnyData
 from elman.sections.measuring import BenchConfig, ParityConfig
 from elman.sections.model import ModelConfig
-from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
+from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig
 from elman.sections.optim import OptimConfig
 from elman.sections.parallel import ParallelConfig
 from elman.sections.reporting import ReportConfig
 from elman.sections.section import Section
+from elman.sections.solve import SolveConfig
 from elman.sections.training import BaselineConfig, KernelsConfig, LogConfig, TrainConfig
 
 

@@ -16,7 +16,7 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.cells.declaration import Value
 from elman.sections.model import DIM_ALIGNMENT, ModelConfig
-from elman.sections.modes import Size
+from elman.sections.solve import Size
 
 Number = int | float
 SIZES: dict[Size, Sequence[Number]] = {

@@ -26,7 +26,7 @@ from elman.models.counts import (
     values_of,
 )
 from elman.sections.model import ModelConfig
-from elman.sections.modes import Size
+from elman.sections.solve import Size
 
 NEAR = 0.005
 """Counts within this fraction of the target are equally good."""

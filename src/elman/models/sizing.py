@@ -22,7 +22,7 @@ from elman.models.counts import (
     values_of,
 )
 from elman.sections.model import ModelConfig
-from elman.sections.modes import Size
+from elman.sections.solve import Size
 
 
 @dataclass(frozen=True)

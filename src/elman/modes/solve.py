@@ -1,11 +1,10 @@
-"""``mode=solve``: the size at which a model has a wanted number of parameters."""
+"""``mode=solve``: the size at which a model comes nearest to a target, or the largest that fits."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +27,21 @@ from elman.models.counts import (
     resized_to,
     values_of,
 )
-from elman.models.shape_search import RULE, Shapes, search
+from elman.models.shape_search import RULE, Shaped, Shapes, search
 from elman.models.sizing import Sized, Solution, solve
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
-from elman.sections.modes import Size, SolveConfig
+from elman.sections.solve import PARAMS, Size, SolveConfig, Target
+
+
+def _params(model: ModelConfig, config: RunConfig) -> int:
+    return count_params(model, config.kernels.backend)
+
+
+COUNTS: Mapping[Target, Callable[[ModelConfig, RunConfig], float]] = {PARAMS: _params}
+"""Count a model for each target, with the settings of the run that would train it."""
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -69,16 +76,18 @@ def _answer(
     job: PreparedRun, config: RunConfig, settings: SolveConfig, seen: Seen
 ) -> dict[str, Any]:
     """Return the answer as plain data."""
-    over, count = settings.over, _params_of(config)
-    if settings.params is None:
-        return _result(job, _largest(config, settings, seen))
+    target, over = settings.target, settings.over
+    if target is None:
+        return _result(job, PARAMS, _largest(config, settings, seen))
+    number, count = settings.number_of(target), _counter(target, config)
+    assert number is not None
     if len(over) == 1:
-        return _result(job, solve(config.model, count, settings.params, over[0], seen))
-    return _shapes_result(job, search(config.model, count, settings.params, over, seen))
+        return _result(job, target, solve(config.model, count, number, over[0], seen))
+    return _shapes_result(job, target, search(config.model, count, number, over, seen))
 
 
-def _params_of(config: RunConfig) -> CountOf:
-    return partial(count_params, backend=config.kernels.backend)
+def _counter(target: Target, config: RunConfig) -> CountOf:
+    return lambda model: COUNTS[target](model, config)
 
 
 def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
@@ -91,7 +100,7 @@ def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
     """
     over, gpu_gb = settings.over[0], settings.gpu_gb
     assert gpu_gb is not None
-    low, found, count = 0, 0.0, _params_of(config)
+    low, found, count = 0, 0.0, _counter(PARAMS, config)
     sizes = _smallest_first(config, over, seen)
     high = len(sizes)
     while low < high:  # memory grows with the parameters
@@ -116,7 +125,7 @@ def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
     Raises:
         UserError: the cell takes none; the message gives the largest one's reason.
     """
-    counts = Counts(config.model, _params_of(config), seen)
+    counts = Counts(config.model, _counter(PARAMS, config), seen)
     found = {}
     for size in values_of(config.model, over):
         if size and (params := counts.at({over: size})) is not None:
@@ -126,33 +135,33 @@ def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
     return sorted(found, key=found.__getitem__)
 
 
-def _result(job: PreparedRun, solution: Solution) -> dict[str, Any]:
+def _result(job: PreparedRun, target: Target, solution: Solution) -> dict[str, Any]:
     """Return the answer as plain data, for the tables."""
     over, sizes = solution.over, SIZES[solution.over]
     option = registry.cell(solution.nearest.config.cell).options.get(over)
-    return _shared(job, solution.nearest.config, reached=solution.reached) | {
-        "largest": job.config.solve is not None and job.config.solve.params is None,
-        "over": over,
-        "searched": (sizes[0], sizes[-1]),
-        "rule_of_cell": option.doc if option and not solution.nearest.size else None,
-        "nearest": _plain(solution.nearest),
-        "below": _plain(solution.below) if solution.below else None,
-        "above": _plain(solution.above) if solution.above else None,
-    }
-
-
-def _shapes_result(job: PreparedRun, shapes: Shapes) -> dict[str, Any]:
-    """Return the best of several sizes as plain data, for the tables."""
-    best = [
-        {
-            "sizes": dict(one.sizes),
-            "depth": one.config.depth,
-            "params": one.count,
-            "error": one.error,
+    return (
+        _shared(job, target, solution.nearest, reached=solution.reached)
+        | {
+            "largest": job.config.solve is not None and job.config.solve.target is None,
+            "over": over,
+            "searched": (sizes[0], sizes[-1]),
+            "rule_of_cell": option.doc if option and not solution.nearest.size else None,
         }
-        for one in shapes.best
-    ]
-    return _shared(job, shapes.best[0].config, reached=shapes.reached) | {
+        | {
+            name: {"size": one.size} | _numbers(job, target, one) if one else None
+            for name, one in (
+                ("nearest", solution.nearest),
+                ("below", solution.below),
+                ("above", solution.above),
+            )
+        }
+    )
+
+
+def _shapes_result(job: PreparedRun, target: Target, shapes: Shapes) -> dict[str, Any]:
+    """Return the best of several sizes as plain data, for the tables."""
+    best = [{"sizes": dict(one.sizes)} | _numbers(job, target, one) for one in shapes.best]
+    return _shared(job, target, shapes.best[0], reached=shapes.reached) | {
         "over": list(shapes.over),
         "best": best,
         "rule": RULE,
@@ -162,9 +171,18 @@ def _shapes_result(job: PreparedRun, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str, Any]:
+def _numbers(job: PreparedRun, target: Target, one: Sized | Shaped) -> dict[str, Any]:
+    """Return the numbers of one model of the answer, by the keys of the result."""
+    params = one.count if target is PARAMS else _params(one.config, job.config)
+    numbers = {PARAMS.result: params, target.result: one.count}
+    return {"depth": one.config.depth} | numbers | {"error": one.error}
+
+
+def _shared(
+    job: PreparedRun, target: Target, answer: Sized | Shaped, *, reached: bool
+) -> dict[str, Any]:
     """Return the part that every answer has: the target, the memory and the training command."""
-    config = job.config
+    config, found = job.config, answer.config
     assert config.solve is not None
     settings, trained = config.solve, _as_trained(config, found)
     memory = rank_memory(trained, settings.ranks)
@@ -177,7 +195,8 @@ def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str,
     return {
         "status": "ok" if reached else "not reached",
         "model": config.model.name,
-        "target": settings.params or count_params(found, config.kernels.backend),
+        "target": answer.target,
+        "target_key": target.key,
         "memory_bytes": memory.whole,
         "sharded_bytes": memory.sharded,
         "gpus": settings.ranks,
@@ -203,15 +222,6 @@ def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
         backend = best_backend(cell, "cuda" if on_gpu else "cpu")
         kernels = kernels.model_copy(update={"backend": backend})
     return config.model_copy(update={"model": model, "kernels": kernels})
-
-
-def _plain(sized: Sized) -> dict[str, Any]:
-    return {
-        "size": sized.size,
-        "depth": sized.config.depth,
-        "params": sized.count,
-        "error": sized.error,
-    }
 
 
 def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import GPU_MEMORY
 from elman.config.run_config import RunConfig
+from elman.sections.solve import PARAMS, TARGETS, Target
 from elman.sweeps.row import SweepRow
 
 Result = Mapping[str, Any]
@@ -21,7 +22,7 @@ _HEADS = (
     "wanted",
     "found",
     "depth",
-    "parameters",
+    PARAMS.unit,
     "off",
     "smaller",
     "larger",
@@ -34,19 +35,19 @@ _SPARE = ("batch", "larger", "smaller", "depth", "memory", "wanted", "off")
 
 def print_solution(result: Result, console: Console) -> None:
     """Print one answer: sizes and counts, memory, and the command that trains it."""
-    over, searched = result["over"], result["searched"]
-    wanted = f"{over} nearest to {result['target']:,} parameters"
+    over, searched, target = result["over"], result["searched"], _target(result)
+    wanted = f"{over} nearest to {target.text(result['target'])}"
     if result["largest"]:
         end = result["nearest"]["size"] == searched[1]
         wanted = f"largest {over} that fits" + (", the end of the search" if end else "")
     say(console, f"{result['model']}: {wanted}")
     if result["status"] != "ok":
         say(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
-    table = TerminalTable(numbers("", over, "parameters", "off"))
+    table = TerminalTable(numbers("", over, *_units(target), "off"))
     for name, mark in (("below", ""), ("nearest", ">"), ("above", "")):
         if sized := result[name]:
             style = "bold" if mark else ""
-            table.add(mark, str(sized["size"]), *_count(sized), style=style)
+            table.add(mark, str(sized["size"]), *_numbers(target, sized), style=style)
     table.print(console)
     if result["rule_of_cell"]:
         say(console, f"{over} 0 is the model's own: {result['rule_of_cell']}")
@@ -55,16 +56,16 @@ def print_solution(result: Result, console: Console) -> None:
 
 def print_shapes(result: Result, console: Console) -> None:
     """Print the best configurations of several sizes, and the memory and command of the first."""
-    over = result["over"]
+    over, target = result["over"], _target(result)
     words = ", ".join(over)
-    say(console, f"{result['model']}: {words} for {result['target']:,} parameters")
+    say(console, f"{result['model']}: {words} for {target.text(result['target'])}")
     if result["status"] != "ok":
         say(console, f"not reached with these values of {words}: the nearest are")
-    table = TerminalTable(numbers("", *over, "parameters", "off"))
+    table = TerminalTable(numbers("", *over, *_units(target), "off"))
     for place, one in enumerate(result["best"]):
         style, mark = ("", "") if place else ("bold", ">")
         sizes = [str(one["sizes"][size]) for size in over]
-        table.add(mark, *sizes, *_count(one), style=style)
+        table.add(mark, *sizes, *_numbers(target, one), style=style)
     table.print(console)
     say(console, result["rule"])
     _print_training(result, console)
@@ -118,10 +119,10 @@ def solutions_table(rows: Sequence[SweepRow]) -> TerminalTable:
 def _cells(result: Result) -> list[str]:
     nearest = result["nearest"]
     return [
-        f"{result['target']:,}",
+        _wanted(result),
         _found(result),
         str(nearest["depth"]),
-        *_count(nearest),
+        *_numbers(PARAMS, nearest),
         *(_neighbour(result[name]) for name in ("below", "above")),
         _memory(result),
         f"{result['batch_size']} x {result['chunk_size']}",
@@ -135,8 +136,29 @@ def _found(result: Result) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _count(sized: Result) -> tuple[str, str]:
-    return f"{sized['params']:,}", f"{sized['error']:+.2%}"
+def _target(result: Result) -> Target:
+    return next(target for target in TARGETS if target.key == result["target_key"])
+
+
+def _columns(target: Target) -> list[Target]:
+    """Return what is shown of a model: its parameters always, and what has the target."""
+    return list(dict.fromkeys((PARAMS, target)))
+
+
+def _units(target: Target) -> list[str]:
+    return [column.unit for column in _columns(target)]
+
+
+def _numbers(target: Target, sized: Result) -> list[str]:
+    """Return the cells of one model: its numbers, and how far it is from the target."""
+    counts = [f"{sized[column.result]:,.0f}" for column in _columns(target)]
+    return [*counts, f"{sized['error']:+.2%}"]
+
+
+def _wanted(result: Result) -> str:
+    """Return the target; its unit only if no column of the sweep's table has it."""
+    text = _target(result).text(result["target"])
+    return text.removesuffix(f" {PARAMS.unit}")
 
 
 def _neighbour(sized: Result | None) -> str:
