@@ -17,7 +17,7 @@ import yaml
 import elman as package
 from elman.base.errors import UserError
 from elman.cli.main import main
-from elman.modes import train as train_mode
+from elman.modes import train_checks
 from elman.training import first_pass
 from elman.training.training_state import TrainingState
 from tests.small_run import E1, TEXT, Elman
@@ -98,7 +98,7 @@ def test_a_resume_that_does_not_fit_into_memory_changes_nothing(
 ) -> None:
     before = contents(run)
     with monkeypatch.context() as patch:
-        patch.setattr(train_mode, "available_memory", lambda device: 1 << 20)
+        patch.setattr(train_checks, "available_memory", lambda device: 1 << 20)
         status, said = elman("train.resume=run", "train.steps=8", "train.batch_size=4096")
         assert status == 4
         assert changed(run, before) == []

@@ -18,7 +18,7 @@ from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.kernels import stalls
 from elman.models.language_model import LanguageModel
-from elman.modes import train as train_mode
+from elman.modes import train_checks
 from elman.training import loop
 from elman.training import trainer as trainer_module
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
@@ -262,7 +262,7 @@ def test_a_step_that_cannot_fit_ends_before_anything_is_allocated(
     from elman.config.compose import compose_config
     from elman.training.memory.estimate import estimate_memory
 
-    monkeypatch.setattr(train_mode, "available_memory", lambda device: 700 << 20)
+    monkeypatch.setattr(train_checks, "available_memory", lambda device: 700 << 20)
     overrides = ("train.batch_size=512", "train.chunk_size=64")
     run = train(*overrides)
     assert run.status == ExitStatus.OUT_OF_MEMORY
@@ -419,7 +419,7 @@ def test_profile_writes_a_trace(train) -> None:
 def test_too_little_memory_for_one_row_names_other_remedies(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_mode, "available_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(train_checks, "available_memory", lambda device: 1 << 20)
     assert "try train.activation_checkpointing=true or a smaller" in train().result["error"]
 
 

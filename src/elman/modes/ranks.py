@@ -16,6 +16,7 @@ from rich.console import Console
 from elman.base.crash import told
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, RunStatus, interrupted_status
+from elman.base.rank_place import RankPlace
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
@@ -31,9 +32,9 @@ Body = Callable[[Path, Joined], ExitStatus]
 """What a rank does in the run folder; a UserError or KeyboardInterrupt leaves nothing behind."""
 
 
-def display_of(job: PreparedRun) -> Display:
-    """Return the display of a job; only that of rank 0 shows anything."""
-    return Display() if job.place.leads else Display(Console(file=io.StringIO(), quiet=True))
+def display_of(place: RankPlace) -> Display:
+    """Return the display of a rank; only that of rank 0 shows anything."""
+    return Display() if place.leads else Display(Console(file=io.StringIO(), quiet=True))
 
 
 def in_team(job: PreparedRun, device: torch.device, body: Body) -> ExitStatus:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from elman.base.exit_status import RunStatus
 from elman.base.units import MEMORY
-from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.choosing import told
 from elman.data.tasks.batches import TaskData
 from elman.data.tasks.blind import chance
 from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
-from elman.distributed.division import Division
-from elman.distributed.team import Team
 from elman.evaluation.result import (
     DEFINITIONS,
     METRICS_VERSION,
@@ -28,65 +20,12 @@ from elman.evaluation.result import (
     Environment,
     RunResult,
 )
-from elman.evaluation.validation import uses_bf16
-from elman.models.backends import computation_path, on_slow_path, slow_note, tuning_note
+from elman.models.backends import on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
 from elman.modes.ranks import shared_work, sharing
+from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
 from elman.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """What one process trains with.
-
-    Args:
-        config: The run's configuration.
-        folder: The run folder.
-        data: The open data.
-        device: Where the model lives.
-        backend: The backend that was chosen.
-        graph: Whether the pass is replayed as a CUDA graph.
-        team: The ranks that train the model.
-        division: The parts of a batch, and which of them this rank computes.
-    """
-
-    config: RunConfig
-    folder: Path
-    data: AnyRunData
-    device: torch.device
-    backend: str
-    graph: bool
-    team: Team
-    division: Division
-
-    @property
-    def precision(self) -> str:
-        """``bf16`` or ``fp32``: the numbers of the products."""
-        return "bf16" if uses_bf16(self.device, self.config.train.precision) else "fp32"
-
-    @property
-    def path(self) -> str | None:
-        """In words, what computes a baseline."""
-        model = self.config.model
-        cell = registry.cell(model.cell)
-        given = {"device_type": self.device.type, "precision": self.precision}
-        return computation_path(cell, self.backend, model.options, **given)
-
-
-@dataclass
-class Findings:
-    """What was found before the first step; None for what was not looked at.
-
-    Args:
-        estimate: Bytes that a step needs.
-        parity: How the kernels compare with the reference.
-        norm_parity: The same of the norm's kernels.
-    """
-
-    estimate: int | None = None
-    parity: dict[str, Any] | None = None
-    norm_parity: dict[str, Any] | None = None
 
 
 def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> list[str]:

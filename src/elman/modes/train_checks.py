@@ -1,0 +1,62 @@
+"""What a training run is refused for before its first step: memory, kernels, room on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from elman.base.errors import UserError
+from elman.base.units import different_sizes
+from elman.models.language_model import LanguageModel
+from elman.modes.train_setup import Findings, TrainingSetup
+from elman.parity.gate import require_norm_parity, require_parity
+from elman.parity.shapes import TrainedSizes
+from elman.training.checkpoints.store import checkpoint_size
+from elman.training.memory.advice import memory_advice
+from elman.training.memory.estimate import available_memory, estimate_memory
+
+
+def too_large(setup: TrainingSetup, findings: Findings) -> str | None:
+    """Return why a step would get this process killed, before anything is allocated; else None."""
+    available, one_pass = available_memory(setup.device), setup.one_pass
+    findings.estimate = estimate_memory(one_pass).total
+    if findings.estimate <= available:
+        return None
+    return memory_advice(setup.config, one_pass, available, findings.estimate)
+
+
+def prove_kernels(setup: TrainingSetup, findings: Findings, say: Callable[[str], None]) -> None:
+    """Refuse to train with a kernel that does not compute what the reference computes.
+
+    Raises:
+        ParityError: a kernel computes something else.
+    """
+    config, train = setup.config, setup.config.train
+    given = (setup.device.type, setup.precision, setup.folder, say)
+    findings.parity = require_parity(
+        config.model,
+        setup.backend,
+        *given,
+        sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
+        resets=config.data.reset_at_documents,
+    )
+    findings.norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
+
+
+def require_room(folder: Path, model: LanguageModel) -> None:
+    """Refuse a run whose first checkpoint does not fit the disk: it would train for nothing.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    needed = checkpoint_size(weights, weights)  # every optimizer keeps as much, or more
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        wanted, left = different_sizes(needed, free)
+        raise UserError(
+            f"{folder}: a checkpoint needs at least {wanted} and the disk has {left} "
+            "free; make room there, or name another disk with hydra.run.dir=<folder>"
+        )
