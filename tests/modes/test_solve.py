@@ -27,6 +27,7 @@ from elman.models.sizing import solve as solve_by
 from elman.report.tables.standard import STANDARD, standard_rows
 from elman.sections.model import ModelConfig
 from elman.sections.solve import PARAMS
+from elman.training.flops import flops_per_byte
 from elman.training.memory.estimate import estimate_memory
 from tests.conf.count_formulas import model_params
 
@@ -460,6 +461,86 @@ def test_the_memory_is_that_of_the_run_that_is_offered(elman_here: Elman) -> Non
 
     assert float(printed) == pytest.approx(estimate("cpu"), abs=0.051)
     assert estimate("reference") > estimate("cpu") + 0.2
+
+
+@pytest.mark.parametrize("cell", one_of_each_cell())
+def test_the_operations_of_a_deep_model_find_its_depth(cell: str) -> None:
+    """They are counted with one and two layers; the answer is counted whole."""
+    config, train = one_of_each_cell()[cell], compose_config(["train.chunk_size=48"]).train
+    deep = config.model_copy(update={"depth": 7})
+    found = solve_by(
+        config, lambda one: flops_per_byte(one, train), round(flops_per_byte(deep, train)), "depth"
+    )
+    assert found.nearest.size == 7
+    assert abs(found.nearest.error) < 1e-6
+
+
+def test_a_target_of_operations_gives_the_size_that_costs_them(elman_here: Elman) -> None:
+    """A layer of E42 projects in and out, 2 dim^2 each, and applies its W, 4 dim^2, twice."""
+    typed = ("model=e42", "train.chunk_size=8")
+    each = 3 * 2 * (3 * 12 * 512**2 + 256 * 512)
+    status, output, errors = elman_here(
+        "mode=solve", *typed, f"solve.flops={each}", "solve.depth=3"
+    )
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0] == f"e42: dim nearest to {each:,} FLOPs a byte"
+    assert [cell.strip() for cell in lines[1].split("┃")] == [
+        "",
+        "dim",
+        "parameters",
+        "FLOPs a byte",
+        "off",
+    ]
+    table = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
+    found = model(*typed, "model.dim=512", "model.depth=3")
+    params = build_model(found, device="meta").num_params()
+    assert [">", "512", f"{params:,}", f"{each:,}", "+0.00%"] in table
+    assert f"train it: elman {' '.join(typed)} model.dim=512 model.depth=3" in lines
+
+
+def test_a_sweep_over_targets_of_operations_names_their_unit(
+    elman_here: Elman,
+) -> None:
+    typed = ("-m", "mode=solve", "model=e42", "train.chunk_size=8", "solve.over=depth")
+    _, output, errors = elman_here(*typed, "solve.flops=20M,40M")
+    assert errors == ""
+    rows = [[cell.strip() for cell in line.split("│")] for line in output.splitlines()]
+    wanted = [row[2] for row in rows if len(row) > 1][-2:]
+    assert wanted == ["20,000,000 FLOPs a byte", "40,000,000 FLOPs a byte"]
+
+
+def test_several_sizes_are_found_for_a_number_of_operations(elman_here: Elman) -> None:
+    typed = ("mode=solve", "model=e4", "model.depth=2", "train.chunk_size=8")
+    status, output, errors = elman_here(*typed, "solve.flops=20M", "solve.over=[expansion,rank]")
+    assert (status, errors) == (0, "")
+    assert output.splitlines()[0] == "e4: expansion, rank for 20,000,000 FLOPs a byte"
+    (command,) = re.findall(r"^train it: (.+)$", output, re.M)
+    config = compose_config(shlex.split(command)[1:])
+    assert flops_per_byte(config.model, config.train) == pytest.approx(20e6, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            "solve.flops=1G solve.params=100M",
+            "solve.flops: not read together with solve.params; drop one of them",
+        ),
+        (
+            "solve.flops=cheap",
+            "solve.flops=cheap: expected a number of FLOPs a byte, as in 600M, 1.3B or 1e9",
+        ),
+        ("solve.flops=1e20", "solve.flops=1e20: more than 10,000,000,000,000, the most that is "),
+    ],
+)
+def test_a_target_of_operations_that_cannot_be_meant_is_refused(
+    elman_here: Elman, typed: str, said: str
+) -> None:
+    status, output, errors = elman_here("mode=solve", "model=e1", *typed.split())
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"elman: error: {said}")
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(

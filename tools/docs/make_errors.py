@@ -344,6 +344,7 @@ CASES: dict[str, list[str]] = {
         "mode=solve solve.params=100X",
         "mode=solve solve.params=0",
         "mode=solve solve.params=1e20",
+        "mode=solve solve.params=100M solve.flops=1G",
         "mode=solve solve.params=100M solve.ranks=1000000",
         "mode=solve solve.params=100M model.depth=1000000",
         "mode=solve solve.param=100M",

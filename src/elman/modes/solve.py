@@ -33,14 +33,23 @@ from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
-from elman.sections.solve import PARAMS, Size, SolveConfig, Target
+from elman.sections.solve import FLOPS, PARAMS, Size, SolveConfig, Target
+from elman.training.flops import flops_per_byte
 
 
 def _params(model: ModelConfig, config: RunConfig) -> int:
     return count_params(model, config.kernels.backend)
 
 
-COUNTS: Mapping[Target, Callable[[ModelConfig, RunConfig], float]] = {PARAMS: _params}
+def _flops(model: ModelConfig, config: RunConfig) -> float:
+    _params(model, config)  # it refuses what the backend of the run refuses
+    return flops_per_byte(model, config.train)
+
+
+COUNTS: Mapping[Target, Callable[[ModelConfig, RunConfig], float]] = {
+    PARAMS: _params,
+    FLOPS: _flops,
+}
 """Count a model for each target, with the settings of the run that would train it."""
 
 

@@ -72,7 +72,8 @@ class Target:
 
 
 PARAMS = Target("params", "parameters", "params", "100M, 1.3B, 50k or 1e8", 10**12)
-TARGETS = (PARAMS,)
+FLOPS = Target("flops", "FLOPs a byte", "flops_per_byte", "600M, 1.3B or 1e9", 10**13)
+TARGETS = (PARAMS, FLOPS)
 """At most one of them is set; if none is, the largest size that fits is found."""
 
 
@@ -81,6 +82,7 @@ class SolveConfig(Section):
 
     Args:
         params: Wanted number of parameters, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
+        flops: Wanted operations of training for a byte, as ``flops_per_byte`` in result.json.
         over: The size to find, or several to find together; every other size stays as it is.
         depth: Layers; null is the model's own depth.
         ranks: GPUs that train the model together; its memory is estimated for each of them.
@@ -89,6 +91,7 @@ class SolveConfig(Section):
     """
 
     params: Annotated[int | None, BeforeValidator(PARAMS.parse)] = None
+    flops: Annotated[int | None, BeforeValidator(FLOPS.parse)] = None
     over: Annotated[list[Size], _one_or_more] = Field(default_factory=_DIM.copy)
     depth: Annotated[int, Field(ge=1, le=MOST_LAYERS)] | None = None
     ranks: Count = 1
