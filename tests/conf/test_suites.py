@@ -171,7 +171,8 @@ def test_every_run_is_a_model_that_composes_and_the_settings_are_shared(name: st
         (config.train.minutes, config.train.steps, config.train.chunk_size, config.optim.name)
         for config in found
     }
-    assert shared == {(suite(name).minutes, suite(name).steps, 512, found[0].optim.name)}
+    budgets = suite(name).budgets
+    assert shared == {(budgets.get("minutes"), budgets.get("steps"), 512, found[0].optim.name)}
     batches = {config.train.batch_size for config in found}
     by_run = any("train.batch_size" in text for run in suite(name).runs for text in run)
     assert len(batches) == 1 or by_run
@@ -233,7 +234,7 @@ def test_every_model_of_the_batch_scaling_runs_at_both_batches() -> None:
 def test_the_largest_models_have_the_batches_of_the_study() -> None:
     found = [(c.model.dim, c.train.batch_size, c.optim.lr) for c in configs("scaling_1b")]
     assert found == [(5888, 48, 1e-4), (6400, 40, 1e-4), (7680, 48, 1e-4)]
-    assert suite("scaling_1b").minutes == 60
+    assert suite("scaling_1b").budgets["minutes"] == 60
 
 
 def test_the_ablation_changes_one_part_at_a_time() -> None:

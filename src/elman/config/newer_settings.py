@@ -1,7 +1,8 @@
 """What older runs did where they lack a setting: one line for each setting that came later.
 
-Who adds a setting adds its line to ``NEWER``. Then the names of runs that do not use it stay, old
-runs and new ones are compared, and an old run resumes as it began.
+Who adds a setting adds its line to ``NEWER``; for a kind of budget, ``since`` of its declaration
+is that line. Then the names of runs that do not use it stay, old runs and new ones are compared,
+and an old run resumes as it began.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from elman.sections.budget import KINDS
 from elman.sections.parallel import ParallelConfig
 from elman.sections.section import Section
 
@@ -36,8 +38,7 @@ NEWER = (
     NewerSetting("optim", "matrix_precision", "auto", "2026-11-27, da53e07"),
     NewerSetting("optim", "warmup_share", None, "2026-11-27, b87bee8"),
     NewerSetting("train", "until_accuracy", None, "2026-11-23, 9d1eb09"),
-    NewerSetting("train", "bytes", None, "2026-11-23, b47bba9"),
-    NewerSetting("train", "flops", None, "2026-11-23, b47bba9"),
+    *(NewerSetting("train", kind.key, None, kind.since) for kind in KINDS if kind.since),
     NewerSetting("train", "data_seed", None, "2026-11-27, a961165"),
     NewerSetting("train", "max_step_hours", 24.0, "2026-11-27, 894e228"),
 )

@@ -19,6 +19,7 @@ from elman.base.errors import UserError, did_you_mean
 from elman.base.yaml_file import not_utf8, parsed_yaml
 from elman.config.catalog import SHIPPED, Place, group_files
 from elman.published import Circumstances, Figures, PublishedResult, published
+from elman.sections.budget import BUDGETS
 from elman.sections.suite import PublishedOnly, SuiteConfig
 
 GROUP = "benchmark"
@@ -58,10 +59,7 @@ class Suite(SuiteFigures):
         description: What a reader must know before believing its table.
         citation: Its source: section of a specification, seed.
         runs: The overrides of every run, its model among them.
-        minutes: Training time of each run, or None if something else limits it.
-        steps: Optimizer steps of each run, or None if something else limits it.
-        bytes: Bytes that each run learns from, or None.
-        flops: Floating-point operations of each run, or None.
+        budgets: What limits each run, by key of group ``train``, as far as its file says so.
         shared: Other settings that its runs share, as a user would type them.
         claims_equal_size: Whether it is refused if its models' sizes differ too much.
         claims_speed: Whether it is refused on a GPU if a model has no kernel there.
@@ -72,10 +70,7 @@ class Suite(SuiteFigures):
     description: str
     citation: str
     runs: tuple[tuple[str, ...], ...]
-    minutes: float | None
-    steps: int | None
-    bytes: float | None
-    flops: float | None
+    budgets: Mapping[str, float]
     shared: tuple[str, ...]
     claims_equal_size: bool
     claims_speed: bool = False
@@ -88,7 +83,8 @@ class Suite(SuiteFigures):
     @property
     def gpu_hours(self) -> float | None:
         """Hours of training of all runs together, or None if nothing limits their time."""
-        return None if self.minutes is None else self.minutes * len(self.runs) / 60
+        minutes = self.budgets.get("minutes")
+        return None if minutes is None else minutes * len(self.runs) / 60
 
 
 def model_of(run: Sequence[str]) -> str | None:
@@ -208,10 +204,7 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         description=config.description,
         citation=config.source,
         runs=tuple(tuple(run) for run in config.runs),
-        minutes=train.get("minutes"),
-        steps=train.get("steps"),
-        bytes=train.get("bytes"),
-        flops=train.get("flops"),
+        budgets={key: train[key] for key in BUDGETS if train.get(key) is not None},
         shared=tuple(_shared(content)),
         claims_equal_size=bool(sweep.get("equal_size")),
         claims_speed=config.claims_speed,

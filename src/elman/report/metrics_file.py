@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic_core import from_json
 
 from elman.base import run_files
+from elman.sections.budget import RATES
 
 Floats = npt.NDArray[np.float64]
 # Lines parsed at a time, so that a run of a million steps fits into memory.
@@ -32,7 +33,7 @@ class Metrics:
         validation_steps: Steps that were followed by a validation.
         validation_bpb: Bits per held-out byte at these steps.
         sessions: First step and predicted bytes per micro-batch of each start or resumption.
-        flops_per_byte: Of a run with a budget of operations, as the last session counts them.
+        rates: What a byte or a second takes of the run's budgets, as the last session counts it.
         problems: What could not be read, one line each.
     """
 
@@ -43,7 +44,7 @@ class Metrics:
     validation_steps: Floats
     validation_bpb: Floats
     sessions: tuple[tuple[int, int], ...] = ()
-    flops_per_byte: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     def seconds_at(self, steps: Floats) -> Floats:
@@ -87,7 +88,7 @@ class _Books:
     windows: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     validations: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     sessions: list[tuple[int, int]] = field(default_factory=list)
-    flops_per_byte: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
     damaged: int = 0
     cut: bool = False
 
@@ -131,8 +132,8 @@ class _Books:
             size = int(record["batch_size"]) * int(record["chunk_size"])
             self._forget_after(step)
             self.sessions.append((step, size))
-            each = record.get("flops_per_byte")
-            self.flops_per_byte = None if each is None else float(each)
+            known = {rate.name: record.get(rate.name) for rate in RATES}
+            self.rates = {name: float(each) for name, each in known.items() if each is not None}
 
     def _add(self, to: tuple[list[float], ...], step: int, value: Any) -> None:
         number = float(value)
@@ -160,7 +161,7 @@ class _Books:
             validation_steps=validation_steps,
             validation_bpb=validation_bpb,
             sessions=tuple(self.sessions),
-            flops_per_byte=self.flops_per_byte,
+            rates=self.rates,
             problems=tuple(problems),
         )
 

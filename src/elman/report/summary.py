@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from elman.base.typed_in import shortest
 from elman.base.units import MEMORY, duration
 from elman.evaluation.result import RunResult
 from elman.report.tables.sweep import computed_by
+from elman.sections.budget import KINDS
 
 _COLOURS = {"ok": "green", "interrupted": "yellow"}
 
@@ -62,7 +64,7 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     rows = [
         ("parameters", f"{result.params:,}", _computed_by(result)),
         ("steps", f"{result.steps:,}", f"{result.tokens:,} {unit}"),
-        *_flops(result),
+        *_measured(result),
         ("time", duration(seconds.train or 0.0), f"training; besides {paused}"),
         ("loss", _number(result.loss), f"nats per {what}, last {result.loss_steps} steps"),
         ("bpb", _number(result.bpb), f"bits per {what}, the same steps"),
@@ -91,12 +93,13 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _flops(result: RunResult) -> list[tuple[str, str, str]]:
-    """Return the operations of a run whose budget they were."""
-    if "flops" not in result.budget:
-        return []
-    per_byte = f"floating-point operations, {result.flops_per_byte:.4g} a byte"
-    return [("FLOPs", f"{result.flops:.4g}", per_byte)]
+def _measured(result: RunResult) -> Iterator[tuple[str, str, str]]:
+    """Yield how much a run took of each of its budgets that has a rate."""
+    for kind in KINDS:
+        if kind.rate is not None and kind.key in result.budget:
+            each = getattr(result, kind.rate.name, None)
+            rate = "" if each is None else f", {each:.4g} {kind.rate.each}"
+            yield kind.unit, f"{result.budget[kind.key]['spent']:.4g}", kind.label + rate
 
 
 def _accuracies(result: RunResult) -> list[tuple[str, str, str]]:

@@ -38,14 +38,14 @@ def count_params(config: RunConfig, known: dict[str, int]) -> int:
 
 
 def check_countable(config: RunConfig, known: dict[str, int]) -> None:
-    """Raise UserError if a job has a budget of operations, and those cannot be counted.
+    """Raise UserError if a job has a budget that cannot be counted, as operations of some cells.
 
     Args:
         config: The job.
         known: As for :func:`count_params`.
     """
-    key = f"operations of {config.model.model_dump_json()}"
-    if config.train.flops is not None and key not in known:
+    key = f"rates of {config.model.model_dump_json()}"
+    if config.train.rates and key not in known:
         from elman.training.budget import Budget  # it imports torch
 
         Budget(config.train, config.model, config.optim.warmup_steps)

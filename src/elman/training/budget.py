@@ -3,51 +3,65 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
-from functools import cached_property
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from elman.base.errors import UserError
-from elman.sections.budget import KINDS, Effort, used, used_share
+from elman.sections.budget import KINDS, MINUTES, RATES, Effort, Rate, used, used_share
 from elman.sections.model import ModelConfig
 from elman.sections.training import TrainConfig
-from elman.training.flops import flops_per_byte
 
 
 class Budget:
-    """The limits of a run, and bytes and operations of its applied steps.
+    """The limits of a run, and what its applied steps have used of them.
 
     Args:
         train: Group ``train``, with the limits and the sizes of a step.
-        model: Group ``model``, whose operations are counted.
+        model: Group ``model``, which rates may depend on.
         warmup_steps: ``optim.warmup_steps``.
 
     Raises:
-        UserError: ``train.flops`` is set, and the operations of the cell cannot be counted.
+        UserError: a budget is set whose rate cannot be computed: ``train.flops``, and the
+            operations of the cell cannot be counted.
     """
 
     def __init__(self, train: TrainConfig, model: ModelConfig, warmup_steps: int) -> None:
         self._train, self._model, self._warmup_steps = train, model, warmup_steps
         self._limits = train.limits
         self._bytes_per_step = train.batch_size * train.chunk_size * train.grad_accum
-        # Steps, bytes and operations of earlier sessions; the last are None if nobody counted them.
-        self._before: tuple[int, int, float | None] = (0, 0, 0.0)
+        # Steps and bytes of earlier sessions, and what those bytes took at the rates of theirs;
+        # None if nobody counted that.
+        self._before: tuple[int, int, dict[str, float | None]] = (0, 0, {})
         self._warmed: Effort | None = None
-        if train.flops is not None and self.flops_per_byte is None:
-            raise UserError(f"train.flops={train.flops:g}: {self._count[1]}")
+        self._rates: dict[str, tuple[float | None, str]] = {}
+        for rate in train.rates:
+            value, problem = self._computed(rate)
+            if value is None:
+                raise UserError(f"train.{rate.key}={self._limits[rate.key]:g}: {problem}")
 
     @property
     def flops_per_byte(self) -> float | None:
         """The defined number; None if the cell's operations cannot be counted."""
-        return self._count[0]
+        return self._rate("flops")
 
-    @cached_property
-    def _count(self) -> tuple[float | None, str]:
-        """The operations of a byte, or why they cannot be counted."""
-        try:
-            return flops_per_byte(self._model, self._train), ""
-        except UserError as error:
-            return None, str(error)
+    def rates(self) -> dict[str, float]:
+        """Return the rates that the limits of the run need, by name."""
+        found = {rate.name: self._computed(rate)[0] for rate in self._train.rates}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _rate(self, key: str) -> float | None:
+        return next(self._computed(rate)[0] for rate in RATES if rate.key == key)
+
+    def _computed(self, rate: Rate) -> tuple[float | None, str]:
+        """Return a rate, or None and why it cannot be computed."""
+        if rate.key not in self._rates:
+            compute = getattr(import_module(rate.module), rate.name)
+            try:
+                self._rates[rate.key] = compute(self._model, self._train), ""
+            except UserError as error:
+                self._rates[rate.key] = None, str(error)
+        return self._rates[rate.key]
 
     def bytes_at(self, step: int) -> int:
         """Return the bytes predicted in the first ``step`` steps, over all ranks."""
@@ -56,22 +70,35 @@ class Budget:
 
     def flops_at(self, step: int) -> float | None:
         """Return the operations of these steps; None if they cannot be counted."""
-        if (each := self.flops_per_byte) is None:
+        return self._by_bytes("flops", step)
+
+    def _by_bytes(self, key: str, step: int) -> float | None:
+        """Return how much these steps took of a kind whose rate is that of a byte."""
+        if (each := self._rate(key)) is None:
             return None
-        steps, size, before = self._before
+        steps, size, measured = self._before
         now = (step - steps) * self._bytes_per_step * each
+        before = measured.get(key, 0.0)
         return now + (size * each if before is None else before)
 
     def share(self, step: int, seconds: float) -> float:
         """Return the used share of the budget that is used most, 1 once it is used up."""
         return used_share(self._limits, self._effort(step, seconds))
 
-    def steps_left(self, step: int) -> float:
-        """Return how many steps the budgets but ``train.minutes`` leave, or infinity."""
-        so_far = used(self._limits, self._effort(step, 0.0))
-        a_step = used(self._limits, self._counted(Effort(1, 0.0, self._bytes_per_step)))
+    def steps_left(self, step: int, seconds: float = 0.0, step_seconds: float = 0.0) -> float:
+        """Return how many steps the budgets but ``train.minutes`` leave, or infinity.
+
+        Args:
+            step: Steps that were done.
+            seconds: Seconds that they took.
+            step_seconds: Seconds of one more.
+        """
+        so_far = used(self._limits, self._effort(step, seconds))
+        each = self._counted(Effort(1, step_seconds, self._bytes_per_step))
         left = [
-            (self._limits[key] - so_far[key]) / each for key, each in a_step.items() if each > 0
+            (self._limits[key] - so_far[key]) / size
+            for key, size in used(self._limits, each).items()
+            if size > 0 and key != MINUTES.key
         ]
         return max(0.0, min(left, default=math.inf))
 
@@ -97,25 +124,29 @@ class Budget:
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return what was used up to a step, for a resumed run."""
-        so_far = {"step": step, "bytes": self.bytes_at(step), "flops": self.flops_at(step)}
-        return so_far | {"warmed": None if self._warmed is None else asdict(self._warmed)}
+        so_far = {"step": step, "bytes": self.bytes_at(step)}
+        of_bytes = [rate.key for rate in RATES if rate.of == "bytes"]
+        measured = {key: self._by_bytes(key, step) for key in of_bytes}
+        warmed = None if self._warmed is None else self._warmed.state_dict()
+        return {**so_far, **measured, "warmed": warmed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what earlier sessions used."""
-        self._before = (state["step"], state["bytes"], state["flops"])
+        measured = {rate.key: state.get(rate.key) for rate in RATES}
+        self._before = (state["step"], state["bytes"], measured)
         warmed = state.get("warmed")  # missing in the oldest checkpoints
         if isinstance(warmed, list):  # in older ones: step, bytes, seconds
             step, size, seconds = warmed
             warmed = {"steps": step, "seconds": seconds, "bytes": size}
-        self._warmed = None if warmed is None else Effort(**warmed)
+        self._warmed = None if warmed is None else Effort.from_state_dict(warmed)
 
     def _effort(self, step: int, seconds: float) -> Effort:
-        """Return what the first ``step`` steps took; operations only if they are limited."""
-        flops = self.flops_at(step) if "flops" in self._limits else None
-        return Effort(step, seconds, self.bytes_at(step), flops)
+        """Return what the first ``step`` steps took, and of the kinds with a rate what limits."""
+        effort = self._counted(Effort(step, seconds, self.bytes_at(step)))
+        of_bytes = [rate.key for rate in self._train.rates if rate.of == "bytes"]
+        measured = {key: self._by_bytes(key, step) for key in of_bytes}  # earlier rates, too
+        return replace(effort, measured={**effort.measured, **measured})
 
     def _counted(self, effort: Effort) -> Effort:
-        """Return an effort with the operations of its bytes, if they are limited."""
-        if "flops" not in self._limits:
-            return effort
-        return replace(effort, flops=effort.bytes * (self.flops_per_byte or 0.0))
+        """Return an effort with what it takes at the rates of this session, where they limit."""
+        return effort.rated(self.rates())

@@ -58,9 +58,7 @@ class Records(Listener):
         self._recorder = recorder
         recorder.begin(self._state.step)
         values: dict[str, Any] = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
-        if train.flops is not None:
-            values["flops_per_byte"] = self._state.budget.flops_per_byte
-        self.event("session", values)
+        self.event("session", values | self._state.budget.rates())
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
         """Record what happened after the newest step."""

@@ -249,7 +249,8 @@ class Trainer:
 
     def _forecast(self) -> None:
         """Say before the first step how long a step and a validation may take, if that is long."""
-        each, left = self.totals.pass_seconds, self.state.budget.steps_left(self.state.step)
+        each, seconds = self.totals.pass_seconds, self.totals.clock.seconds()
+        left = self.state.budget.steps_left(self.state.step, seconds, each)
         if each >= SHOWN_SECONDS:
             self._display.say(_long_step(each, left, compiled=self.config.train.compile))
         with suppress(torch.OutOfMemoryError):  # a forecast; validating makes itself room

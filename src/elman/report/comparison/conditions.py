@@ -10,7 +10,7 @@ from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.config.newer_settings import with_newer
 from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.runs import Run
-from elman.sections.budget import KINDS, limits
+from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits
 
 NOT_RECORDED = "not recorded"
 
@@ -187,11 +187,17 @@ def _chunk(train: Mapping[str, Any]) -> str:
 def _duration(train: Mapping[str, Any]) -> str:
     """Word the budgets; a run without one lasts one minute."""
     known = limits(train)
-    kinds = sorted(KINDS, key=lambda kind: kind.key == "minutes")  # what is counted comes first
-    parts = [kind.text(known[kind.key]) for kind in kinds if kind.key in known]
+    parts = [kind.text(known[kind.key]) for kind in limiting_kinds(train)]
     if train.get("until_accuracy") is not None:
         parts.append(f"until accuracy {train['until_accuracy']}")
     return " or ".join(parts)
+
+
+def budget_kinds(run: Run) -> list[BudgetKind]:
+    """Return what limits a run; time, if its configuration is not known."""
+    if run.config is None:
+        return [MINUTES]
+    return limiting_kinds(run.config.get("train") or {})
 
 
 def _version(run: Run) -> str:

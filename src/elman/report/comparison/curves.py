@@ -1,21 +1,21 @@
-"""Curves of runs: for the plots, and the losses at an effort (steps, minutes, bytes, FLOPs)."""
+"""Curves of runs: for the plots, and the losses at an effort, by each kind of budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
 from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
+from elman.evaluation.result import RunResult
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats, Metrics
-from elman.sections.budget import limits
+from elman.sections.budget import KINDS, BudgetKind, limits
 
 RATE_WINDOWS = 10
 SMOOTHING = (
@@ -25,7 +25,7 @@ SMOOTHING = (
     "the table."
 )
 LOSS_SHARE = 0.1
-"""Share of the minutes or FLOPs so far over which a loss at equal minutes or FLOPs is the mean."""
+"""Share of what :data:`UNEQUAL_STEPS` name so far over which a loss at equal parts is the mean."""
 SHARE_SMOOTHING = (
     f"Each point is the mean over the last {LOSS_SHARE:.0%} of the minutes up to it: 100 steps "
     "would be a larger share of a run of slower steps, and its curve would lie higher though its "
@@ -43,6 +43,21 @@ BANDS = (
     "A row with several seeds is the line of their mean, up to the end of the shortest run; the "
     "band goes from the lowest to the highest of them."
 )
+Axis = str
+"""At equal what losses are compared: ``axis`` of a kind of budget."""
+KIND_OF: dict[Axis, BudgetKind] = {
+    kind.axis: kind for kind in sorted(KINDS, key=lambda kind: kind.key != "steps")
+}
+"""The kinds of budgets by axis, in the order in which reports compare at them."""
+AXES: tuple[Axis, ...] = tuple(axis for axis, kind in KIND_OF.items() if kind.rate is None)
+"""The axes of every comparison; runs with another budget are compared at equal parts of it, too."""
+UNEQUAL_STEPS: tuple[Axis, ...] = tuple(k.axis for k in KIND_OF.values() if not k.equal_steps)
+"""Models that are given equally much of these take different numbers of steps."""
+EQUAL_STEPS: tuple[Axis, ...] = tuple(axis for axis in KIND_OF if axis not in UNEQUAL_STEPS)
+NEAR = 0.02
+"""Efforts that differ by less count as equal where there is no curve between them. A run of which
+less is left counts as ended: with 2 % left a cosine is within 0.1 % of its range from its end."""
+_SAME = 1e-6
 _MOST_STRETCHES, _STRETCHES_OF_ALL = 250, 6000
 
 
@@ -98,11 +113,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """The complete curves of all runs: loss by three measures of effort, rate, validation."""
+    """The complete curves of all runs: loss over each of :data:`AXES`, rate, validation."""
 
-    over_steps: tuple[Curve, ...]
-    over_minutes: tuple[Curve, ...]
-    over_bytes: tuple[Curve, ...]
+    losses: Mapping[Axis, tuple[Curve, ...]]
     rates: tuple[Curve, ...]
     validations: tuple[Curve, ...]
 
@@ -114,7 +127,7 @@ def stretches(curves: Sequence[Curve]) -> int:
 
 def make_curves(rows: Sequence[Row]) -> Curves:
     """Return the curves of every run that recorded steps."""
-    found: tuple[list[Curve], ...] = ([], [], [], [], [])
+    found: list[list[Curve]] = [[] for _ in (*AXES, "rates", "validations")]
     for number, row in enumerate(rows):
         counted = {id(run) for run in row.counted}
         for run in row.runs:
@@ -127,17 +140,19 @@ def make_curves(rows: Sequence[Row]) -> Curves:
                 if x.size:
                     curve = Curve(number, name, ends, x, y, marks, counts, style=row.style)
                     found[place].append(curve)
-    return Curves(*map(tuple, found))
+    *losses, rates, validations = map(tuple, found)
+    return Curves(dict(zip(AXES, losses, strict=True)), rates, validations)
 
 
 def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
     """Return positions and values of each of a run's curves, in the order of :class:`Curves`."""
-    smooth, accumulated = running_mean(metrics.losses), grad_accum(run)
-    minutes = metrics.seconds_at(metrics.steps) / 60
-    sizes = metrics.bytes_at(metrics.steps, accumulated)
-    shared = mean_of_last_share(minutes, metrics.losses)
-    found = [(metrics.steps, smooth), (minutes, shared), (sizes, smooth)]
-    found.append(_rates(metrics, accumulated))
+    smooth, efforts = running_mean(metrics.losses), _efforts(run, metrics.steps)
+    found = [
+        (x, mean_of_last_share(x, metrics.losses) if axis in UNEQUAL_STEPS else smooth)
+        for axis, x in efforts.items()
+        if axis in AXES
+    ]
+    found.append(_rates(metrics, grad_accum(run)))
     return [*found, (metrics.validation_steps, metrics.validation_bpb)]
 
 
@@ -227,19 +242,6 @@ def grad_accum(run: Run) -> int:
     return value if isinstance(value, int) else 1
 
 
-Axis = Literal["steps", "minutes", "bytes", "FLOPs"]
-AXES: tuple[Axis, ...] = ("steps", "minutes", "bytes")
-"""The axes of every comparison; runs with a budget of FLOPs are compared at equal FLOPs, too."""
-NEAR = 0.02
-"""Efforts that differ by less count as equal where there is no curve between them. A run of which
-less is left counts as ended: with 2 % left a cosine is within 0.1 % of its range from its end."""
-_SAME = 1e-6
-UNEQUAL_STEPS: tuple[Axis, ...] = ("minutes", "FLOPs")
-"""Models that are given equally much of these take different numbers of steps."""
-_KEYS: dict[Axis, str] = {"steps": "steps", "minutes": "minutes", "bytes": "bytes"}
-_KEYS |= {"FLOPs": "flops"}
-
-
 @dataclass(frozen=True)
 class Reading:
     """One loss of a run along its training.
@@ -304,7 +306,7 @@ def held_out_loss(run: Run) -> Reading:
 def spent(run: Run, axis: Axis) -> bool:
     """Whether a run took all that its budget gave it of an axis; False if it had no such budget."""
     train = (run.config or {}).get("train") or {}
-    budget = limits(train).get(_KEYS[axis])
+    budget = limits(train).get(KIND_OF[axis].key)
     end = ends(run).get(axis)
     return isinstance(budget, int | float) and end is not None and end >= budget * (1 - _SAME)
 
@@ -321,27 +323,38 @@ def ends(run: Run) -> dict[Axis, float]:
     result = run.result
     if result is None:
         return {}
-    seconds = result.seconds.train
-    known: dict[Axis, float | None] = {
-        "steps": result.steps,
-        "minutes": seconds / 60 if seconds is not None else None,
-        "bytes": result.tokens,
-        "FLOPs": result.flops,
-    }
+    sizes = {"steps": result.steps, "seconds": result.seconds.train, "bytes": result.tokens}
+    known = {axis: _end(kind, result, sizes) for axis, kind in KIND_OF.items()}
     return {axis: float(value) for axis, value in known.items() if value}
 
 
+def _end(kind: BudgetKind, result: RunResult, sizes: Mapping[str, float | None]) -> float | None:
+    """Return how much of a kind a whole run took; None if it is unknown."""
+    if kind.rate is None:
+        amount = sizes[kind.of]
+        return None if amount is None else amount / kind.size
+    own: float | None = getattr(result, kind.key, None)  # known without such a budget, too
+    return result.budget.get(kind.key, {}).get("spent") if own is None else own
+
+
 def _efforts(run: Run, steps: Floats) -> dict[Axis, Floats]:
+    """Return how much of each kind a run had taken at some steps; nothing of what is unknown."""
     if run.metrics is None:
-        return dict.fromkeys((*AXES, "FLOPs"), np.empty(0))
-    sizes = run.metrics.bytes_at(steps, grad_accum(run))
-    each = run.result.flops_per_byte if run.result is not None else None
-    return {
+        return dict.fromkeys(KIND_OF, np.empty(0))
+    sizes = {
         "steps": steps,
-        "minutes": run.metrics.seconds_at(steps) / 60,
-        "bytes": sizes,
-        "FLOPs": np.empty(0) if each is None else each * sizes,
+        "seconds": run.metrics.seconds_at(steps),
+        "bytes": run.metrics.bytes_at(steps, grad_accum(run)),
     }
+    return {axis: _effort(kind, run, sizes) for axis, kind in KIND_OF.items()}
+
+
+def _effort(kind: BudgetKind, run: Run, sizes: Mapping[str, Floats]) -> Floats:
+    if kind.rate is None:
+        return sizes[kind.of] if kind.size == 1 else sizes[kind.of] / kind.size
+    recorded = run.metrics.rates.get(kind.rate.name) if run.metrics is not None else None
+    each = getattr(run.result, kind.rate.name, recorded)
+    return np.empty(0) if each is None else each * sizes[kind.rate.of]
 
 
 def _trailing_mean(losses: Floats) -> Floats:

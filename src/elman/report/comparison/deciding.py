@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elman.evaluation.metrics import LOSS_WINDOW
+from elman.report.comparison.conditions import budget_kinds
 from elman.report.comparison.curves import (
+    EQUAL_STEPS,
     LOSS_SHARE,
     UNEQUAL_STEPS,
     Axis,
@@ -121,10 +123,12 @@ def height_of(by: Deciding) -> Height:
 RULE = (
     "One number decides among comparable rows: their order, the row that the others are compared "
     "with, the sentences, the commands for more seeds, and the pictures of what was swept. The "
-    "budget and the steps choose it, never its values. With a budget of minutes or FLOPs it is "
+    "budget and the steps choose it, never its values. "
+    f"With a budget of {' or '.join(UNEQUAL_STEPS)} it is "
     "val bpb: models take different numbers of steps there, so that the last 100 steps reach "
     "farther back in the run that takes fewer, and its mean is higher though its loss is as low "
-    "at every moment. With a budget of steps or bytes it is the loss, but val bpb where the last "
+    f"at every moment. With a budget of {' or '.join(EQUAL_STEPS)} it is the loss, "
+    "but val bpb where the last "
     "100 steps are more than a tenth of a run, as in every run of fewer than 1,000 steps: such a "
     "mean tells the start of training as much as its end. If val bpb is missing where it would "
     "decide, the loss decides for all rows alike, and the report says so. The sentence names both "
@@ -208,9 +212,6 @@ def _lacking(rows: Sequence[Row]) -> Iterator[str]:
 
 def budget_axis(rows: Sequence[Row]) -> Axis:
     """Return what bounded the runs; of several budgets the one that every run spent."""
-    kinds: tuple[Axis, ...] = ("steps", "bytes", "FLOPs")
-    words = rows[0].conditions["duration"]
-    given: list[Axis] = [axis for axis in kinds if axis in words]
-    given += ["minutes"] if "min" in words.split() or not given else []
+    given = [kind.axis for kind in budget_kinds(rows[0].counted[0])]
     runs = [run for row in rows for run in row.counted]
     return next((axis for axis in given if all(spent(run, axis) for run in runs)), given[0])

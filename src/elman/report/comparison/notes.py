@@ -10,6 +10,7 @@ from elman.base.quoting import pasteable
 from elman.report.comparison.conditions import (
     IN_WARM_UP,
     LONG_WARM_UP,
+    budget_kinds,
     remarks,
     run_marks,
     warm_up_share,
@@ -53,7 +54,8 @@ def _budgets(rows: Sequence[Row]) -> list[str]:
     if len(rows) < 2 or len(durations) > 1:
         return []
     (duration,) = durations
-    units = [unit for unit in ("bytes", "FLOPs") if unit in duration]
+    usual = ("minutes", "steps")
+    units = [kind.unit for kind in budget_kinds(rows[0].counted[0]) if kind.key not in usual]
     return [f"equal {' or '.join(units)}: every run had {duration}"] if units else []
 
 

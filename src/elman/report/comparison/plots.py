@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -12,10 +12,12 @@ from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.curves import (
     BANDS,
+    KIND_OF,
     RATE_SMOOTHING,
     SHARE_SMOOTHING,
     SMOOTHING,
     THINNING,
+    UNEQUAL_STEPS,
     Curve,
     make_curves,
     over_seeds,
@@ -41,6 +43,7 @@ from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.tasks import Tasks, style_of_model
+from elman.sections.budget import BudgetKind
 
 # The start of training lies far above the rest and would flatten it. So the axis ends at the height
 # of the curves after this share of their run.
@@ -105,12 +108,7 @@ def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
     """
     curves = make_curves(rows)
     found = [_swept(plot, height) for plot in swept_plots(rows, height)]
-    losses = (
-        ("steps", "optimizer steps", curves.over_steps, lambda x: f"{x:,.0f}"),
-        ("minutes", "minutes of training", curves.over_minutes, lambda x: f"{x:.3g}"),
-        ("bytes", "predicted bytes", curves.over_bytes, lambda x: f"{x:,.0f}"),
-    )
-    found += [_loss_plot(rows, *each) for each in losses if each[2]]
+    found += [_loss_plot(rows, KIND_OF[name], each) for name, each in curves.losses.items() if each]
     if any(curve.x.size for curve in curves.validations):
         found.append(_validation_plot(rows, curves.validations))
     if curves.rates:
@@ -142,28 +140,23 @@ def _swept(plot: SweptPlot, height: Height) -> Plot:
     return Plot(plot.picture, plot.caption, table(heads, lines) if lines else None)
 
 
-def _loss_plot(
-    rows: Sequence[Row],
-    name: str,
-    unit: str,
-    curves: Sequence[Curve],
-    shown: Callable[[float], str],
-) -> Plot:
+def _loss_plot(rows: Sequence[Row], kind: BudgetKind, curves: Sequence[Curve]) -> Plot:
+    name = kind.axis
     title = f"Loss over {name}"
     tops = [float(curve.y[int(_START * curve.y.size) :].max()) for curve in curves if curve.ok]
     tops = tops or [float(curve.y.max()) for curve in curves]
     lows = [float(curve.y.min()) for curve in curves]
     y = axis("loss, nats per byte", [*tops, *lows])
-    x = axis(unit, [float(curve.x[-1]) for curve in curves], from_zero=True)
+    x = axis(kind.label, [float(curve.x[-1]) for curve in curves], from_zero=True)
     drawn = over_seeds(curves)
     bands = any(curve.band for curve in drawn)
     told = f"{SMOOTHING} {BANDS} {THINNING}" if bands else f"{SMOOTHING} {THINNING}"
     caption = told if name == "steps" else "Drawn like the loss over steps."
-    caption = told.replace(SMOOTHING, SHARE_SMOOTHING) if name == "minutes" else caption
+    caption = told.replace(SMOOTHING, SHARE_SMOOTHING) if name in UNEQUAL_STEPS else caption
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
     picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
-    return Plot(picture, caption, _at_equal(rows, name, curves, shown))
+    return Plot(picture, caption, _at_equal(rows, name, curves))
 
 
 def _thin(curves: Sequence[Curve]) -> list[Curve]:
@@ -190,19 +183,18 @@ def _validation_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
     return Plot(picture, caption, table(heads, lines))
 
 
-def _at_equal(
-    rows: Sequence[Row], name: str, curves: Sequence[Curve], shown: Callable[[float], str]
-) -> Table:
+def _at_equal(rows: Sequence[Row], name: str, curves: Sequence[Curve]) -> Table:
     """Return the loss of each row at equal effort, up to the end of the shortest run that is ok."""
     good = [curve for curve in curves if curve.ok]
     shortest = min((float(curve.x[-1]) for curve in good), default=0.0)
     marks = [share * shortest for share in _SHARES] if good else []
+    form = ".3g" if name in UNEQUAL_STEPS else ",.0f"
     lines = []
     for number, row in enumerate(rows):
         own = [curve for curve in good if curve.row == number]
         values = [LOSS.shown(fmean(c.at(mark) for c in own)) if own else NONE for mark in marks]
         lines.append((row.label, *values))
-    return table([f"loss at equal {name}", *(f"{shown(mark)} {name}" for mark in marks)], lines)
+    return table([f"loss at equal {name}", *(f"{mark:{form}} {name}" for mark in marks)], lines)
 
 
 def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:

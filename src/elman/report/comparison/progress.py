@@ -125,8 +125,7 @@ def _share(run: Run, spent: float, budget: Mapping[str, float]) -> float:
         return 0.0
     steps = metrics.window_steps[-1:]
     sizes = float(metrics.bytes_at(steps, grad_accum(run))[0])
-    flops = sizes * (metrics.flops_per_byte or 0.0)
-    return used_share(budget, Effort(float(steps[0]), spent, sizes, flops))
+    return used_share(budget, Effort(float(steps[0]), spent, sizes).rated(metrics.rates))
 
 
 def _spent(run: Run) -> float:

@@ -17,6 +17,7 @@ from elman.published import PublishedResult, published_for
 from elman.report.comparison.conditions import (
     MARKS,
     WARM_UP,
+    budget_kinds,
     conditions,
     experiment,
     measured,
@@ -487,7 +488,8 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
         hidden.add("set")
     if all(record.figures.step_us is None for record in records):
         hidden.add(STEP_HEAD)
-    if all("FLOPs" not in row.conditions["duration"] for row in rows if row.counted):
+    limited = {kind.key for row in rows if row.counted for kind in budget_kinds(row.counted[0])}
+    if FLOPS.key not in limited:
         hidden.add(_FLOPS_HEAD)
     return [column for column in COLUMNS if column.head not in hidden]
 

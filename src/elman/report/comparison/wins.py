@@ -11,6 +11,7 @@ from elman.evaluation.result import RunResult
 from elman.report.comparison.conditions import OF_SPEED, run_marks
 from elman.report.comparison.curves import (
     AXES,
+    KIND_OF,
     Axis,
     Reading,
     ends,
@@ -335,7 +336,7 @@ def _at_equal(
         return Comparison(number, axis, effort, why_not=why)
     earlier = not equal and any(goes_on(run, axis, effort) for run in runs)
     found = difference(complete[0], complete[1])
-    marks = _marks(row, reference) if axis == "minutes" else ()
+    marks = _marks(row, reference) if KIND_OF[axis].takes_time else ()
     return Comparison(number, axis, effort, found, earlier=earlier, marks=marks)
 
 

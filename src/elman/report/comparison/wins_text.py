@@ -21,6 +21,7 @@ from elman.report.comparison.blocks import (
     Title,
     terminal_table,
 )
+from elman.report.comparison.curves import EQUAL_STEPS, KIND_OF, UNEQUAL_STEPS
 from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
 from elman.report.comparison.escape import one_line
 from elman.report.comparison.rows import Row
@@ -36,9 +37,10 @@ METHOD = (
     "lowest in part by luck, so its lead is somewhat overstated; name a row beforehand to avoid "
     f"this. Only rows that agree in all conditions except the seeds are compared. {RULE} Whole "
     "runs are compared at the budget that all of them spent (a run ends with a whole step, so up "
-    "to a step later). Elsewhere they are compared where the shortest run of the two rows ends. At "
-    "equal steps and bytes the loss is the mean over the last 100 optimizer steps up to there; at "
-    "equal minutes and FLOPs it is the mean over the last tenth of them, so that it covers an "
+    "to a step later). Elsewhere they are compared where the shortest run of the two rows ends. "
+    f"At equal {' and '.join(EQUAL_STEPS)} the loss is the mean over the last 100 optimizer steps "
+    f"up to there; at equal {' and '.join(UNEQUAL_STEPS)} it is the mean over the last tenth of "
+    "them, so that it covers an "
     "equal share of runs of few and of many steps; it is linear between two steps. val bpb is "
     "linear between two validations, or from one that is at most 2 % away. A star marks a "
     "comparison before the end of the longer runs, by more than 2 % of such a run and more than "
@@ -55,12 +57,13 @@ METHOD = (
     "or three seeds this is a rough guess."
 )
 """How rows are compared, in one paragraph, with its sources."""
+_AXES = f"{', '.join([*KIND_OF][:-1])} or {[*KIND_OF][-1]}"
 DIFFERENCE_COLUMNS = {
     "against": "of a difference: the row that it is compared with",
     "measure": "of a difference: loss, val_bpb, tok_s or peak_memory_gb",
     "decides": "of a difference: whether it decides who wins; of each two rows one does",
-    "at": "of a difference: compared at equal steps, minutes, bytes or FLOPs; empty for whole runs",
-    "at_value": "of a difference: the number of steps, minutes, bytes or FLOPs",
+    "at": f"of a difference: compared at equal {_AXES}; empty for whole runs",
+    "at_value": f"of a difference: the number of {_AXES}",
     "difference": "of a difference: mean of the row less mean of the other row",
     "ratio": "of a difference in speed or memory: the row's over the other row's",
     "low": "of a difference or ratio: lower end of its 95 % interval",
@@ -149,8 +152,7 @@ def _both(line: Comparison) -> str:
 def _at(line: Comparison) -> str:
     if line.axis is None or line.effort is None:
         return NONE if line.axis is None else line.axis
-    form = {"minutes": ",.3f", "FLOPs": ".4g"}.get(line.axis, ",.0f")
-    return f"{line.axis}: {line.effort:{form}}"
+    return f"{line.axis}: {line.effort:{KIND_OF[line.axis].spent_form}}"
 
 
 def cells(group: Group, challenger: Challenger, line: Comparison) -> list[str]:

@@ -16,6 +16,7 @@ from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.published import Circumstances, PublishedResult
 from elman.report.tables.models import FIGURES, figure_numbers
+from elman.sections.budget import KINDS, MINUTES, UNSAID_MINUTES
 
 HEADS = ("suite", "runs", "each", "GPU hours", "what it compares", "source")
 _SLOW = "slow path"
@@ -30,27 +31,27 @@ def suite_cells(suite: Suite) -> list[str]:
 
 
 def bound(suite: Suite) -> str:
-    """Return how long each run of a suite is."""
-    if suite.minutes is not None:
-        return f"{suite.minutes:g} min"
-    steps = _steps(suite)
-    if not steps and suite.bytes is not None:
-        return f"{suite.bytes:,.0f} bytes"
-    if not steps:
-        return "1 min" if suite.flops is None else f"{suite.flops:g} FLOPs"
-    return " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)})) + " steps"
+    """Return how long each run of a suite is, by the first kind of budget that all of them have."""
+    for kind in KINDS:
+        if sizes := _limits(suite, kind.key):
+            form = ",.0f" if kind.equal_steps else kind.form
+            return " to ".join(f"{size:{form}}" for size in sizes) + f" {kind.unit}"
+    return MINUTES.text(UNSAID_MINUTES)
 
 
-def _steps(suite: Suite) -> list[int]:
-    """Return the optimizer steps of every run, or nothing if time limits one."""
-    found = []
+def _limits(suite: Suite, key: str) -> list[float]:
+    """Return the smallest and the largest budget of its runs, once if they are equal.
+
+    Nothing is returned if a run has none of this kind.
+    """
+    found = set()
     for run in suite.runs:
-        own = [text.partition("=")[2] for text in run if text.startswith("train.steps=")]
-        steps = int(own[-1]) if own else suite.steps
-        if steps is None:
+        own = [text.partition("=")[2] for text in run if text.startswith(f"train.{key}=")]
+        try:
+            found.add(float(own[-1] if own else suite.budgets.get(key, "null")))
+        except ValueError:  # null, or an interpolation
             return []
-        found.append(steps)
-    return found
+    return sorted({min(found), max(found)}) if found else []
 
 
 def suites_table(suites: Sequence[Suite]) -> TerminalTable:
