@@ -41,4 +41,4 @@ class ElmanCallback(Callback):
                 state.job = prepare(config)
                 state.job.config_flags = state.config_flags
         except Exception as error:
-            raise session.Halt(error) from error
+            raise session.StopRun(error) from error

@@ -223,8 +223,8 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
             explain_mistakes(arguments.overrides, _compose(arguments)),
         ):
             command()
-    except session.Halt as halt:
-        raise halt.cause from None
+    except session.StopRun as stop:
+        raise stop.cause from None
     except SystemExit as exited:
         return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
     finally:

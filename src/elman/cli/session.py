@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elman.runs.prepared import PreparedRun
 
 
-class Halt(SystemExit):
+class StopRun(SystemExit):
     """Carries an exception out of a Hydra callback, which would turn it into a warning."""
 
     def __init__(self, cause: Exception) -> None:
