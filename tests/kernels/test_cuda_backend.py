@@ -127,7 +127,7 @@ def test_add_and_norm_on_a_gpu(fake, dtype) -> None:
     alone, _ = add_rms_norm(stream, None, gain, dtype, backend="cuda")
     assert alone is stream
     rstd, backward = torch.empty(3, 37, device=GPU), torch.ops.elman.add_rms_norm_backward
-    dstream, dbranch, dgain = backward(total, normed, total, rstd, gain, dtype)
+    dstream, dbranch, dgain = backward(total, normed, total, rstd, gain, dtype, "cuda")
     assert (dstream.shape, dstream.dtype) == (stream.shape, torch.float32)
     own = dtype != torch.float32  # otherwise the stream's gradient is the branch's, too
     assert (dbranch.shape, dbranch.dtype) == (stream.shape if own else (0,), dtype)

@@ -205,7 +205,7 @@ def test_the_reference_needs_no_proof(train, checks, wrong_kernel) -> None:
 
 def test_a_damaged_record_is_made_anew(train, checks, records: Path) -> None:
     train()
-    (marker,) = records.glob("*.json")
-    marker.write_text("[")
+    for marker in records.glob("*.json"):
+        marker.write_text("[")
     assert train(folder="second").result["parity"]["checks"] == 2
     assert len(checks) == 2

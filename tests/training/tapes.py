@@ -6,10 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from elman.ops.causal_conv import cpu as conv_kernel
+from elman.training import cuda_graph
+from elman.training.optim import muon_kernel
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 _WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_dim", "aten::masked_select")
@@ -84,3 +89,14 @@ class Tapes:
 
     def release(self) -> None:
         pass
+
+
+def play(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tapes play CUDA graphs.
+
+    A tape hears PyTorch's operators, and while it hears them, these two kernels of a CPU leave
+    their work to such operators. An eager run then must do the same, or the bits differ.
+    """
+    monkeypatch.setattr(cuda_graph, "CudaGraphs", Tapes)
+    monkeypatch.setattr(conv_kernel, "MOST_TAPS", 0)
+    monkeypatch.setattr(muon_kernel, "MOST", 0)

@@ -45,7 +45,7 @@ from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.preparation import prepare_step, release_step
 from elman.training.training_state import TrainingState
 from tests.training.stopping import stop_after
-from tests.training.tapes import NOT_PERMITTED, Tapes
+from tests.training.tapes import NOT_PERMITTED, Tapes, play
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -57,7 +57,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> None:
     def wanted(config: Any, device: torch.device) -> bool:
         return config.train.graph is True
 
-    monkeypatch.setattr(cuda_graph, "CudaGraphs", Tapes)
+    play(monkeypatch)
     monkeypatch.setattr(train_mode, "uses_graph", wanted)
 
 

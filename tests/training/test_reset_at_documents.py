@@ -27,11 +27,10 @@ from elman.ops.channel.custom_op import Kernels
 from elman.parity import gate
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import resumed_config
-from elman.training import cuda_graph
 from elman.training.assembly import state_of
 from elman.training.loop import forward_backward
 from elman.training.optim.optimizers import TrainingOptimizer
-from tests.training.tapes import Tapes
+from tests.training.tapes import play
 
 ON = "data.reset_at_documents=true"
 CONV = ("model.use_conv=true",)
@@ -126,7 +125,7 @@ def test_a_text_without_separators_trains_to_the_same_numbers(train) -> None:
 def test_a_replayed_run_is_bitwise_the_eager_one(
     train, documents: Path, monkeypatch: pytest.MonkeyPatch, tbptt: str
 ) -> None:
-    monkeypatch.setattr(cuda_graph, "CudaGraphs", Tapes)
+    play(monkeypatch)
     monkeypatch.setattr(train_mode, "uses_graph", lambda config, _: config.train.graph is True)
     settings = (*CONV, ON, f"data.path={documents}", f"train.tbptt={tbptt}", "train.grad_accum=2")
     eager = train(*settings, "train.graph=false", folder="eager")
