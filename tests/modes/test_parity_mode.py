@@ -352,7 +352,10 @@ def run_mode(tmp_path: Path, *overrides: str) -> tuple[ExitStatus, dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["e1", "e61", "e23", "e75h4n16"])
-def test_the_mode_passes_writes_and_prints(tmp_path: Path, capsys, name: str) -> None:
+def test_the_mode_passes_writes_and_prints(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("ELMAN_PROGRESS", raising=False)
     small = ["model.dim=128", "parity.quick=true"]
     status, result = run_mode(tmp_path, f"model={name}", *small)
     assert status is ExitStatus.OK
