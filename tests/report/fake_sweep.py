@@ -146,8 +146,15 @@ class FakeSweep:
         } | top
         folder.mkdir(parents=True)
 
-    def job(self, *overrides: str, status: str = "ok", started: bool = True, **of_run: Any) -> Path:
-        """Add a job; ``of_run`` is for :func:`make_run`."""
+    def job(
+        self,
+        *overrides: str,
+        status: str = "ok",
+        started: bool = True,
+        tuning: Mapping[str, Any] | None = None,
+        **of_run: Any,
+    ) -> Path:
+        """Add a job; ``tuning``: its phase in a tuned sweep; ``of_run`` is for :func:`make_run`."""
         number = len(self.jobs) + 1
         named = dict(text.split("=", 1) for text in overrides)
         model = named.get("model", "e88_tiny")
@@ -163,10 +170,30 @@ class FakeSweep:
                 "command": " ".join(["elman", *overrides]),
                 "folder": folder.name,
                 "status": status,
+                "tuning": tuning,
             }
         )
         self.write()
         return folder
+
+    def tuned(
+        self,
+        arm: str,
+        phase: str,
+        lr: float,
+        score: float | None,
+        *,
+        seed: int,
+        status: str = "ok",
+        common: bool = False,
+        trial: int | None = None,
+    ) -> Path:
+        """Add a job of a tuned sweep: a run of a model at a rate, with its held-out bits."""
+        told = {"arm": arm, "phase": phase, "trial": trial, "values": {"optim.lr": lr}}
+        result = {"loss": score} if status == "ok" else {"status": status, "error": "it failed"}
+        overrides = (f"model={arm}", f"train.seed={seed}", f"optim.lr={lr:g}")
+        tuning = told | {"common": common}
+        return self.job(*overrides, status=status, tuning=tuning, result=result)
 
     def failed(self, *overrides: str, status: str, error: str, **result: Any) -> Path:
         """Add a job that wrote how it failed."""

@@ -30,7 +30,7 @@ class _Home:
 
     @classmethod
     def of(cls, source: Source) -> _Home:
-        told = [_overrides(run) for run in source.runs]
+        told = [_overrides(run) for run in source.compared]
         keys = dict.fromkeys(key for one in told for key in one)
         return cls(source, {key: {one.get(key) for one in told} for key in keys})
 
@@ -43,7 +43,7 @@ def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
         sources: The folders of the report: a command adds jobs to the sweep of a row.
     """
     found = [_Home.of(source) for source in sources if source.is_sweep]
-    homes = {id(run): home for home in found for run in home.source.runs}
+    homes = {id(run): home for home in found for run in home.source.compared}
     return replace(wins, groups=tuple(_commanded(group, homes) for group in wins.groups))
 
 
@@ -123,4 +123,7 @@ def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
 
 def _overrides(run: Run) -> dict[str, str]:
     pairs = (text.partition("=") for text in run.overrides)
-    return {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
+    found = {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
+    # What a tuned sweep has chosen for an arm cannot be typed: the sweep chooses it.
+    chosen = run.tuning.values if run.tuning is not None else {}
+    return {key: value for key, value in found.items() if key not in chosen}

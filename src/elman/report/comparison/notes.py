@@ -17,7 +17,7 @@ from elman.report.comparison.conditions import (
     warm_up_words,
 )
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Run, Source
+from elman.report.comparison.runs import TRIAL, Run, Source
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 from elman.sections.launching import SweepConfig
 
@@ -181,9 +181,13 @@ class Failures:
 
 
 def failures_of(source: Source) -> Failures | None:
-    """Return the runs of a folder that failed; None if there are none."""
+    """Return the runs of a folder that failed; None if there are none.
+
+    A trial that failed is part of what a tuned sweep learned, and its table counts it.
+    """
     good = {RunStatus.OK, RUNNING, *((NOT_STARTED, UNFINISHED) if source.living else ())}
-    failed = [run for run in source.runs if run.status not in good]
+    confirmed = [run for run in source.runs if run.tuning is None or run.tuning.phase != TRIAL]
+    failed = [run for run in confirmed if run.status not in good]
     if not failed:
         return None
     groups: dict[str, list[Run]] = {}

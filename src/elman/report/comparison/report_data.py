@@ -103,7 +103,7 @@ def make_report(
         UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
     """
     sources = load_sources(folders, places)
-    rows = styled(make_rows([run for source in sources for run in source.runs]))
+    rows = styled(make_rows([run for source in sources for run in source.compared]))
     suites = [source.suite for source in sources if source.suite is not None]
     if against is None:
         against = _named(rows, suites)

@@ -43,6 +43,27 @@ CHANGED_CONFIG = f"{_CHANGED}: the run may have had other settings than its row 
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What a job of a tuned sweep is there for.
+
+    Args:
+        arm: The arm: what is compared, with settings that were searched for it alone.
+        phase: ``trial``, ``second``, ``common``, or ``best``: the arm's best setting, confirmed.
+        values: The values of the searched keys.
+        common: Whether the best setting is the published one, so that it counts as both.
+    """
+
+    arm: str
+    phase: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    common: bool = False
+
+
+BEST, SECOND, COMMON, TRIAL = "best", "second", "common", "trial"
+"""The phases of a tuned sweep."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One run, or a job of a sweep that has not started a run.
 
@@ -60,6 +81,7 @@ class Run:
         swept: The overrides that distinguish it from the other jobs.
         problems: What could not be read, one line each.
         metrics: What it recorded step by step; None if it never began.
+        tuning: What it is there for in a tuned sweep; None in any other.
     """
 
     folder: Path | None
@@ -75,6 +97,15 @@ class Run:
     swept: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     metrics: Metrics | None = field(default=None, repr=False, compare=False)
+    tuning: Tuning | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it may be in a row: of a tuned sweep only runs of an arm's best setting are.
+
+        A setting was chosen because its trial was good, so its trial says too much for it.
+        """
+        return self.tuning is None or self.tuning.phase == BEST
 
     @property
     def counts(self) -> bool:
@@ -132,6 +163,19 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
         swept=tuple(map(str, job.get("swept") or ())),
         problems=tuple(problems),
         metrics=metrics,
+        tuning=_tuning(job.get("tuning")),
+    )
+
+
+def _tuning(told: Any) -> Tuning | None:
+    if not isinstance(told, Mapping):
+        return None
+    values = told.get("values")
+    return Tuning(
+        arm=str(told.get("arm") or ""),
+        phase=str(told.get("phase") or TRIAL),
+        values=dict(values) if isinstance(values, Mapping) else {},
+        common=bool(told.get("common")),
     )
 
 
@@ -319,6 +363,11 @@ class Source:
     suite_keys: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> tuple[Run, ...]:
+        """The runs that may be in a row."""
+        return tuple(run for run in self.runs if run.is_compared)
 
     @property
     def about(self) -> tuple[str, str]:
