@@ -182,6 +182,12 @@ class RunResult(_Part):
         "what a step was estimated to need before it ran; null on a GPU", "bytes"
     )
     params: Whole = _number("parameters of the instantiated model, tied weights counted once")
+    state_bytes: Whole = _number(
+        "state that one layer carries from byte to byte, for one row, with the last inputs of its "
+        "convolution; of a state that grows with the row (attention) at the end of "
+        "train.chunk_size bytes; null if the layer does not say what its state is",
+        "bytes",
+    )
     steps: Whole = _number("optimizer steps whose update was applied")
     tokens: Whole = _number(
         "predicted bytes in those steps, over all ranks; of a task: positions read", "bytes"
@@ -259,6 +265,9 @@ class RunResult(_Part):
         "bits",
     )
     backend: str | None = _fact("the backend that computed the recurrence (kernels.backend)")
+    precision: str | None = _fact(
+        "numbers of the products: bf16 or fp32 (train.precision, as this device understood it)"
+    )
     parity: dict[str, Any] | None = _fact(
         "the check of the cell's kernels against the reference before the first step: when it "
         "passed, of which backend, precisions and sources, how many checks, and the worst error as "
