@@ -425,10 +425,17 @@ def layer_params(cell: str, dim: int, options: Options) -> int:
     return count + conv
 
 
-def model_params(cell: str, dim: int, depth: int, wrapper: str, options: Options) -> int:
-    """Count a language model: 256 d + depth (layer + norm) + norm (lm-and-training 6)."""
+def model_params(
+    cell: str, dim: int, depth: int, wrapper: str, options: Options, mlp_ratio: float = 0.0
+) -> int:
+    """Count a language model: 256 d + depth (layer + norm) + norm (lm-and-training 6).
+
+    A SwiGLU MLP behind each layer adds 3 d h + d, its norm included.
+    """
     norm = dim * (2 if wrapper == "legacy_ln" else 1)
     # The transformer's two norms stand inside its layer.
     before = 0 if cell == "llama" else norm
     later = (depth - 1) * rwkv7_later(dim, options) if cell == "rwkv7" else 0
-    return 256 * dim + depth * (layer_params(cell, dim, options) + before) + later + norm
+    hidden = math.ceil(int(mlp_ratio * dim) / 128) * 128
+    mlp = 3 * dim * hidden + dim if mlp_ratio else 0
+    return 256 * dim + depth * (layer_params(cell, dim, options) + before + mlp) + later + norm

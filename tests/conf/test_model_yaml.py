@@ -76,7 +76,9 @@ def citation(name: str) -> str:
 def formula(name: str, dim: int) -> int:
     """Count a model by the specification's formula, at another width."""
     config = model(name)
-    return model_params(config.cell, dim, config.depth, config.wrapper, config.options)
+    return model_params(
+        config.cell, dim, config.depth, config.wrapper, config.options, config.mlp_ratio
+    )
 
 
 def parts(name: str) -> tuple[str | None, ...]:
