@@ -13,6 +13,7 @@ WITHOUT_EFFECT = {
         "save_every",
         "save_minutes",
         "keep_checkpoints",
+        "checkpoints",
         "max_step_hours",
     ),
 }

@@ -237,7 +237,7 @@ class _Session:
         model, precision = trainer.state.model, trainer.state.optimizer.matrix_precision
         compare_starts(setup.team, config, setup.data, model, precision)
         leads = setup.team.place.leads
-        if leads:
+        if leads and config.train.checkpoints:
             require_room(setup.folder, model)
         for line in start_lines(setup, self._findings, trainer):
             say(line)
@@ -278,7 +278,8 @@ class _Session:
         """Whether an earlier session wrote all that a run leaves after so many steps."""
         result = read_run_result(self._setup.folder)
         whole = result is not None and result.status == RunStatus.OK and result.steps == step
-        return whole and (self._setup.folder / run_files.LOSS_CURVE).exists()
+        drawn = (self._setup.folder / run_files.LOSS_CURVE).exists()
+        return whole and (drawn or not self._config.log.plot)
 
     def _ended_elsewhere(self, error: TeamError) -> RunEnd:
         """Return how a run ends that another rank ended.
@@ -329,6 +330,8 @@ class _Session:
             self._display.error(f"elman: {end.status.value}: {end.error}{end.to_read}")
 
     def _draw(self) -> None:
+        if not self._config.log.plot:
+            return
         try:
             plot_losses(self._setup.folder)
         except Exception as error:  # a picture is no reason to lose a result

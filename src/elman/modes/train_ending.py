@@ -50,6 +50,8 @@ def not_finite(trainer: Trainer) -> RunEnd:
     """Say what was not finite, at which step, what is saved, and what to try."""
     step, lr = trainer.state.step, trainer.config.optim.lr
     saved = f"the weights of step {step:,} are saved" if step else "no step was applied"
+    if step and not trainer.config.train.checkpoints:
+        saved = "no weights are saved (train.checkpoints=false)"
     return RunEnd(
         RunStatus.NAN,
         f"the {trainer.totals.non_finite} was not finite at step {step + 1:,}; {saved}; try a "

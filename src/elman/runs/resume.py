@@ -112,7 +112,18 @@ def refuse_edited(now: RunConfig, before: RunConfig, folder: Path, saved: Path) 
 
 
 def refuse_without_checkpoints(folder: Path) -> None:
-    """Raise UserError if a run without checkpoints had saved some: they were removed."""
+    """Raise UserError if a run without checkpoints cannot start again from its first step.
+
+    It had saved some, which were removed, or it has ended with ``train.checkpoints=false``.
+    """
+    if not with_newer(read_config(folder, "train.resume"))["train"]["checkpoints"]:
+        result = read_run_result(folder)
+        if result is not None and result.status is RunStatus.OK:
+            raise UserError(
+                f"{folder}: it has ended and saved no checkpoint (train.checkpoints=false); start "
+                "a new run"
+            )
+        return
     for path in (folder / run_files.RESULT, *run_files.earlier_results(folder)):
         result = read_run_result(folder, path.name)
         if result is None or result.status not in (RunStatus.OK, RunStatus.INTERRUPTED):

@@ -109,6 +109,8 @@ class TrainConfig(Budgets):
         save_every: Optimizer steps between checkpoints; null leaves it to ``save_minutes``.
         save_minutes: Minutes between checkpoints; null leaves it to ``save_every``.
         keep_checkpoints: How many of the newest checkpoints are kept; the best is always kept.
+        checkpoints: Save checkpoints at all. A run without them costs less time and disk; it cannot
+            be continued, scored again or sampled from.
         resume: Run folder to continue.
         init_from: Run folder or checkpoint whose weights a new run starts from.
     """
@@ -131,6 +133,7 @@ class TrainConfig(Budgets):
     save_every: Count | None = None
     save_minutes: Positive | None = None
     keep_checkpoints: Count = 2
+    checkpoints: bool = True
     max_step_hours: Positive | None = 24.0
     until_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     resume: str | None = None
@@ -170,11 +173,13 @@ class LogConfig(Section):
     Args:
         every: Optimizer steps between records and progress lines.
         tensorboard: Write TensorBoard events into the run folder.
+        plot: Draw the losses into the run folder, as ``loss.png``.
         wandb: Also report to Weights & Biases (needs ``pip install 'elman[wandb]'``).
         wandb_project: Project name there.
     """
 
     every: Count = 10
     tensorboard: bool = True
+    plot: bool = True
     wandb: bool = False
     wandb_project: str = "elman"

@@ -83,11 +83,14 @@ class Saver(Listener):
 
     def save_between_steps(self, reason: SaveReason) -> None:
         """Save a checkpoint beside what the next step keeps in memory."""
-        self._guard.run("saving", lambda: self.save(reason), exchanges=True)
+        if self._train.checkpoints:
+            self._guard.run("saving", lambda: self.save(reason), exchanges=True)
 
     def due(self) -> SaveReason | None:
         """Return why a checkpoint is due after this step, if one is."""
         train = self._train
+        if not train.checkpoints:
+            return None
         if train.save_every and self._state.step % train.save_every == 0:
             return SaveReason.STEPS
         minutes = (time.monotonic() - self._saved_at) / 60
@@ -121,9 +124,13 @@ class Saver(Listener):
     def save(self, reason: SaveReason) -> None:
         """Save a checkpoint; a failure during the run is reported once, and retried later.
 
+        Without ``train.checkpoints`` it does nothing.
+
         Raises:
             OSError: it cannot be written, and the reason requires it.
         """
+        if not self._train.checkpoints:
+            return
         if reason.repeats:
             self._saved_step = None
         step = self._state.step

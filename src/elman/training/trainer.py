@@ -219,7 +219,7 @@ class Trainer:
         return status
 
     def _end(self, status: RunStatus) -> None:
-        """Save the newest weights, and check what is saved.
+        """Save the newest weights, and check what is saved, if the run saves any.
 
         Raises:
             OSError: they could not be saved, or they predict something else than those in memory.
@@ -232,9 +232,11 @@ class Trainer:
             checkpoint_on_failure(self.state, self._records, self._saver, self._display)
             raise
         step, leads = self.state.step, self.state.team.place.leads
+        saves = self.config.train.checkpoints
         if status is RunStatus.INTERRUPTED:
-            self._display.say(f"{self._interruption.name}: saved after step {step}")
-        if status is RunStatus.OK and leads:
+            saved = "saved" if saves else "stopped, and nothing saved (train.checkpoints=false),"
+            self._display.say(f"{self._interruption.name}: {saved} after step {step}")
+        if status is RunStatus.OK and leads and saves:
             newest = self._store.newest()
             assert newest is not None, "the final save was just written"
             self.reload_difference = reload_difference(
