@@ -12,7 +12,7 @@ import pytest
 
 from elman.cli.main import main
 from elman.evaluation.result import DEFINITIONS
-from elman.report.comparison.escape import latex
+from elman.report.comparison.blocks import latex
 from elman.report.comparison.paper import NEEDS
 
 from .fake_sweep import FakeSweep

@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.evaluation.result import DEFINITIONS
-from elman.report.comparison.curves import (
+from elman.report.comparison.plots import (
     BANDS,
     RATE_SMOOTHING,
     SHARE_SMOOTHING,
     SMOOTHING,
     THINNING,
 )
-from elman.report.comparison.pictures import ABOUT, ABOUT_HEAT
 from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.rows import COLUMNS, WARNING
+from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.wins_text import METHOD
 from elman.report.comparison.write import CSV_COLUMNS
 from elman.report.markdown import code, table

@@ -1,26 +1,40 @@
-"""Which number decides who wins: the bits of held-out bytes, or the loss on trained bytes."""
+"""The numbers that are compared: each at equal effort, and which of them decides who wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from elman.evaluation.metrics import LOSS_WINDOW
+from elman.evaluation.result import RunResult
 from elman.report.comparison.conditions import budget_kinds
-from elman.report.comparison.curves import (
-    EQUAL_STEPS,
-    LOSS_SHARE,
-    UNEQUAL_STEPS,
-    Axis,
-    ends,
-    spent,
-    training_loss,
-)
 from elman.report.comparison.rows import LOSS as LOSS_COLUMN
 from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.rows import VAL_BPB as VAL_BPB_COLUMN
+from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread, spread
+from elman.report.metrics_file import Floats
+from elman.sections.budget import KINDS, BudgetKind, limits
 
+Axis = str
+"""At equal what losses are compared: ``axis`` of a kind of budget."""
+KIND_OF: dict[Axis, BudgetKind] = {
+    kind.axis: kind for kind in sorted(KINDS, key=lambda kind: kind.key != "steps")
+}
+"""The kinds of budgets by axis, in the order in which reports compare at them."""
+AXES: tuple[Axis, ...] = tuple(axis for axis, kind in KIND_OF.items() if kind.rate is None)
+"""The axes of every comparison; runs with another budget are compared at equal parts of it, too."""
+UNEQUAL_STEPS: tuple[Axis, ...] = tuple(k.axis for k in KIND_OF.values() if not k.equal_steps)
+"""Models that are given equally much of these take different numbers of steps."""
+EQUAL_STEPS: tuple[Axis, ...] = tuple(axis for axis in KIND_OF if axis not in UNEQUAL_STEPS)
+LOSS_SHARE = 0.1
+"""Share of what :data:`UNEQUAL_STEPS` name so far over which a loss at equal parts is the mean."""
+NEAR = 0.02
+"""Efforts that differ by less count as equal where there is no curve between them. A run of which
+less is left counts as ended: with 2 % left a cosine is within 0.1 % of its range from its end."""
+_SAME = 1e-6
 LARGE_SHARE = 0.1
 """The last 100 steps do not decide where they are a larger share of a run than this."""
 _MOST_NAMES = 4
@@ -215,3 +229,147 @@ def budget_axis(rows: Sequence[Row]) -> Axis:
     given = [kind.axis for kind in budget_kinds(rows[0].counted[0])]
     runs = [run for row in rows for run in row.counted]
     return next((axis for axis in given if all(spent(run, axis) for run in runs)), given[0])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One loss of a run along its training.
+
+    Args:
+        x: Efforts at which it was recorded, by axis, ascending.
+        y: What was recorded there, by axis.
+        end: The effort of the whole run, by axis; an axis may be unknown.
+        final: The loss at the end, by axis.
+    """
+
+    x: dict[Axis, Floats]
+    y: dict[Axis, Floats]
+    end: dict[Axis, float]
+    final: dict[Axis, float | None]
+
+    def at(self, axis: Axis, effort: float) -> float | None:
+        """Return the loss at an effort, linear between two records; None if nothing is near."""
+        end, final = self.end.get(axis), self.final[axis]
+        if end is not None and final is not None and abs(end - effort) <= _SAME * effort:
+            return final
+        x, y = self.x[axis], self.y[axis]
+        if x.size and x[0] <= effort <= x[-1]:
+            return float(np.interp(effort, x, y))
+        near = [(abs(x[place] - effort), y[place]) for place in (0, -1) if x.size]
+        if end is not None and final is not None:
+            near.append((abs(end - effort), final))
+        distance, value = min(near, default=(np.inf, None))
+        return float(value) if value is not None and distance <= NEAR * effort else None
+
+
+def training_loss(run: Run) -> Reading:
+    """Return the loss on trained bytes along a run: a mean over the steps before each point.
+
+    At equal steps and bytes it is that over the last 100 steps, as in the table. At equal minutes
+    and FLOPs it is that over the last tenth of them: 100 steps would be a larger share of a run
+    of slower steps, and so its mean would be higher though its loss is as low at every moment.
+    """
+    metrics, result = run.metrics, run.result
+    steps = metrics.steps if metrics is not None else np.empty(0)
+    losses = metrics.losses if metrics is not None else np.empty(0)
+    x, means = efforts_at(run, steps), _trailing_mean(losses)
+    y = dict.fromkeys(x, means)
+    final: dict[Axis, float | None] = dict.fromkeys(x, result.loss if result else None)
+    for axis in UNEQUAL_STEPS:
+        if x[axis].size:
+            y[axis] = mean_of_last_share(x[axis], losses)
+        final[axis] = float(y[axis][-1]) if x[axis].size else None
+    return Reading(x, y, ends(run), final)
+
+
+def held_out_loss(run: Run) -> Reading:
+    """Return ``val_bpb`` along a run, at its validations."""
+    metrics, result = run.metrics, run.result
+    steps = metrics.validation_steps if metrics is not None else np.empty(0)
+    losses = metrics.validation_bpb if metrics is not None else np.empty(0)
+    x = efforts_at(run, steps)
+    final: dict[Axis, float | None] = dict.fromkeys(x, result.val_bpb if result else None)
+    return Reading(x, dict.fromkeys(x, losses), ends(run), final)
+
+
+def spent(run: Run, axis: Axis) -> bool:
+    """Whether a run took all that its budget gave it of an axis; False if it had no such budget."""
+    train = (run.config or {}).get("train") or {}
+    budget = limits(train).get(KIND_OF[axis].key)
+    end = ends(run).get(axis)
+    return isinstance(budget, int | float) and end is not None and end >= budget * (1 - _SAME)
+
+
+def goes_on(run: Run, axis: Axis, effort: float) -> bool:
+    """Whether much of a run comes after an effort: more than 2 % of it, and more than one step."""
+    known = ends(run)
+    end, steps = known.get(axis, 0.0), known.get("steps")
+    return end - effort > max(NEAR * end, end / steps if steps else 0.0)
+
+
+def ends(run: Run) -> dict[Axis, float]:
+    """Return the effort of a whole run by axis, without those that are unknown."""
+    result = run.result
+    if result is None:
+        return {}
+    sizes = {"steps": result.steps, "seconds": result.seconds.train, "bytes": result.tokens}
+    known = {axis: _end(kind, result, sizes) for axis, kind in KIND_OF.items()}
+    return {axis: float(value) for axis, value in known.items() if value}
+
+
+def _end(kind: BudgetKind, result: RunResult, sizes: Mapping[str, float | None]) -> float | None:
+    """Return how much of a kind a whole run took; None if it is unknown."""
+    if kind.rate is None:
+        amount = sizes[kind.of]
+        return None if amount is None else amount / kind.size
+    own: float | None = getattr(result, kind.key, None)  # known without such a budget, too
+    return result.budget.get(kind.key, {}).get("spent") if own is None else own
+
+
+def efforts_at(run: Run, steps: Floats) -> dict[Axis, Floats]:
+    """Return how much of each kind a run had taken at some steps; nothing of what is unknown."""
+    if run.metrics is None:
+        return dict.fromkeys(KIND_OF, np.empty(0))
+    sizes = {
+        "steps": steps,
+        "seconds": run.metrics.seconds_at(steps),
+        "bytes": run.metrics.bytes_at(steps, run.grad_accum),
+    }
+    return {axis: _effort(kind, run, sizes) for axis, kind in KIND_OF.items()}
+
+
+def _effort(kind: BudgetKind, run: Run, sizes: Mapping[str, Floats]) -> Floats:
+    if kind.rate is None:
+        return sizes[kind.of] if kind.size == 1 else sizes[kind.of] / kind.size
+    recorded = run.metrics.rates.get(kind.rate.name) if run.metrics is not None else None
+    each = getattr(run.result, kind.rate.name, recorded)
+    return np.empty(0) if each is None else each * sizes[kind.rate.of]
+
+
+def mean_of_last_share(efforts: Floats, losses: Floats) -> Floats:
+    """Return at each effort the mean of a curve over the last tenth of the effort so far.
+
+    The curve is straight between its points and level before the first, so that the mean does not
+    depend on how many points it has.
+
+    Args:
+        efforts: Where the points are, ascending, at least one.
+        losses: How high they are.
+    """
+    x, y = np.concatenate([[0.0], efforts]), np.concatenate([losses[:1], losses])
+    below = np.concatenate([[0.0], np.cumsum(np.diff(x) * (y[1:] + y[:-1]) / 2)])
+    starts = (1 - LOSS_SHARE) * efforts
+    place = np.searchsorted(x, starts, side="right") - 1
+    before = below[place] + (starts - x[place]) * (y[place] + np.interp(starts, x, y)) / 2
+    spans = LOSS_SHARE * efforts
+    mean: Floats = np.divide(below[1:] - before, spans, out=losses.copy(), where=spans > 0)
+    return mean
+
+
+def _trailing_mean(losses: Floats) -> Floats:
+    """Return at each step the mean over the last steps up to it, as ``loss`` is defined."""
+    total = np.concatenate([[0.0], np.cumsum(losses)])
+    ends_ = np.arange(1, losses.size + 1)
+    starts = np.maximum(0, ends_ - LOSS_WINDOW)
+    mean: Floats = (total[ends_] - total[starts]) / (ends_ - starts)
+    return mean

@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elman.report.comparison.curves import Curve
 from elman.report.comparison.ink import (
+    COLOURS,
+    DARK_SHADES,
+    DASHES,
     HATCH,
+    SHADES,
     Box,
     Circle,
     Drawing,
@@ -18,9 +21,9 @@ from elman.report.comparison.ink import (
     Shape,
     Text,
 )
-from elman.report.comparison.palette import COLOURS, DARK_SHADES, DASHES, SHADES
 from elman.report.comparison.pictures import (
     Axis,
+    Curve,
     Dot,
     HeatMap,
     Lines,

@@ -35,13 +35,12 @@ from elman.report.comparison.blocks import (
     Pairs,
     Table,
     Text,
+    printable,
     table,
 )
 from elman.report.comparison.conditions import data_names, run_marks
-from elman.report.comparison.escape import printable
-from elman.report.comparison.ink import sample, svg
+from elman.report.comparison.ink import COLOURS, DARK, LIGHT, rules, sample, svg, variables
 from elman.report.comparison.notes import Failures, ending, failures_of, run_notes
-from elman.report.comparison.palette import COLOURS, DARK, LIGHT, rules, variables
 from elman.report.comparison.plots import GRID, PagePictures, Plot, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
 from elman.report.comparison.report_data import Report

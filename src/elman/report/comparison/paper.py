@@ -7,8 +7,7 @@ from pathlib import Path
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.whole_file import put_bytes
-from elman.report.comparison.blocks import Head, Latex, Line, Table, latex_table
-from elman.report.comparison.escape import latex
+from elman.report.comparison.blocks import Head, Latex, Line, Table, latex, latex_table
 from elman.report.comparison.ink import CREATOR, figure_bytes
 from elman.report.comparison.plots import GRID, page_pictures
 from elman.report.comparison.report_data import Report

@@ -1,22 +1,70 @@
-"""What pictures show, before they are drawn: their axes, points and curves, and what was swept."""
+"""What pictures show, before they are drawn: their axes, points, and curves."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
 
-from elman.base.exit_status import RunStatus
-from elman.report.comparison.conditions import settings
-from elman.report.comparison.curves import Curve
-from elman.report.comparison.deciding import LOSS_HEIGHT, Height
-from elman.report.comparison.rows import Row
-from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
+import numpy as np
+
+from elman.report.metrics_file import Floats
 
 _MOST_VALUES = 24
+_TICKS = 6
+# Values over at least this range may be on a logarithmic axis.
+_LOG_RANGE = 7.9
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in one plot, or the mean over the seeds of a row with its range.
+
+    Args:
+        row: Number of its row in the table, from 0.
+        name: What it is called.
+        ok: Whether the run ended well; otherwise the curve ends in a cross.
+        x: Positions, ascending.
+        y: A value for each position.
+        marks: What a reader must know about how it was computed.
+        counts: Whether the run is one of those in the means of its row.
+        band: Of a mean, the lowest and the highest value at each position.
+        style: The line style of its row.
+    """
+
+    row: int
+    name: str
+    ok: bool
+    x: Floats
+    y: Floats
+    marks: tuple[str, ...] = ()
+    counts: bool = False
+    band: tuple[Floats, Floats] | None = None
+    style: int = 0
+
+    @property
+    def told(self) -> str:
+        """Its name with its marks."""
+        return f"{self.name} ({', '.join(self.marks)})" if self.marks else self.name
+
+    def thinned(self, stretches: int) -> Curve:
+        """Return the curve with the first, last, lowest and highest point of each stretch."""
+        if self.x.size <= 2 * stretches:
+            return self
+        edges = np.linspace(0, self.x.size, stretches + 1).astype(int)
+        lows, highs = self.band or (self.y, self.y)
+        kept: set[int] = set()
+        for first, end in pairwise(edges.tolist()):
+            kept |= {first, end - 1}
+            kept |= {first + int(lows[first:end].argmin()), first + int(highs[first:end].argmax())}
+        chosen = sorted(kept)
+        band = self.band and (lows[chosen], highs[chosen])
+        return replace(self, x=self.x[chosen], y=self.y[chosen], band=band)
+
+    def at(self, x: float) -> float:
+        """Return the value at ``x``, linear between the points."""
+        return float(np.interp(x, self.x, self.y))
 
 
 @dataclass(frozen=True)
@@ -184,10 +232,6 @@ class HeatMap:
 
 Picture = Lines | Scatter | OverNumbers | OverNames | HeatMap
 
-_TICKS = 6
-# Values over at least this range may be on a logarithmic axis.
-_LOG_RANGE = 7.9
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -284,246 +328,3 @@ def _smallest_gap(values: Sequence[float]) -> float:
 def axis_of_names(label: str, names: Sequence[str]) -> Axis:
     """Return an axis on which name number n has the place n."""
     return Axis(label, -0.5, len(names) - 0.5, False, tuple((n, s) for n, s in enumerate(names)))
-
-
-def is_number(text: str) -> bool:
-    """Whether a typed value is a finite number."""
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-Swept = HeatMap | OverNames | OverNumbers
-ABOUT = (
-    "Each dot is the mean of a row over its seeds, its bar goes from the lowest to the "
-    "highest seed. A cross is a row without a run that ended well, a small cross beside a dot "
-    "runs of it that failed. A dashed square marks rows that are marked in the table."
-)
-ABOUT_HEAT = (
-    "Each cell is the mean of a row over its seeds, darker is better. A hatched cell has no "
-    "run that ended well and says how its runs ended. A star is a cell whose row is marked in the "
-    "table, or of which some runs failed."
-)
-_NAMES, _KEYS = 40, 6
-# Of fewer losses none is an outlier.
-_FEW = 4
-_WAITS = (RUNNING, NOT_STARTED, UNFINISHED)
-_SEED, _MISSING = "train.seed", "-"
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """The rows of the pictures, and the number that they show: the one that decides who wins."""
-
-    rows: Sequence[Row]
-    height: Height
-    best: int | None
-
-    def dot(self, number: int, at: tuple[float, ...]) -> Dot:
-        """Return one row at a place."""
-        row = self.rows[number]
-        found = self.height.over(row)
-        waits = _counted_words(row, lambda status: status in _WAITS)
-        failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
-        return Dot(
-            number,
-            row.label,
-            at,
-            found.mean if found else None,
-            (found.low, found.high) if found else (0.0, 0.0),
-            found.n if found else 0,
-            tuple(row.marks),
-            failed or ("" if found or waits else f"no {self.height.name}"),
-            waits,
-            number == self.best,
-            row.style,
-            self.height.name,
-        )
-
-
-def swept_keys(rows: Sequence[Row]) -> list[str]:
-    """Return the keys whose values distinguish the rows; names that do so alone stand alone."""
-    typed = dict.fromkeys(
-        text.partition("=")[0] for row in rows for run in row.runs for text in run.swept
-    )
-    keys = [key for key in typed if key != _SEED]
-    values = {key: [value_of(row, key) for row in rows] for key in keys}
-    keys = [key for key in keys if len(set(values[key])) > 1]
-    alone = [
-        key
-        for key in keys
-        if len(set(values[key])) == len(rows) and not all(map(is_number, values[key]))
-    ]
-    return alone[:1] if alone else keys
-
-
-def value_of(row: Row, key: str) -> str:
-    """Return what a row has for a key, as typed if it was typed."""
-    if key == "model":
-        return row.model
-    for text in row.runs[0].swept:
-        name, _, value = text.partition("=")
-        if name == key:
-            return value
-    return settings(row.runs[0]).get(key, _MISSING)
-
-
-@dataclass(frozen=True)
-class SweptPlot:
-    """A picture of what was swept, with what its caption adds."""
-
-    picture: Swept
-    caption: str
-
-
-def swept_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[SweptPlot]:
-    """Return a picture of one key, a heat map of two, or a picture for each of more keys.
-
-    Args:
-        rows: The rows of the report.
-        height: What the pictures show: the number that decides who wins.
-    """
-    if len(rows) < 2 or not any(row.counted for row in rows):
-        return []
-    keys, shown = swept_keys(rows), _Shown(rows, height, best_row(rows, height))
-    if not keys:
-        return [_over(shown, "row", [row.label for row in rows])]
-    if len(keys) == 2 and (map_ := _heat_map(shown, keys)) is not None:
-        return [map_]
-    return [_over(shown, key, [value_of(row, key) for row in rows]) for key in keys[:_KEYS]]
-
-
-def best_row(rows: Sequence[Row], height: Height) -> int | None:
-    """Return the number of the row with the lowest mean in the largest comparable set."""
-    sets = Counter(row.set for row in rows if row.set is not None)
-    if not sets:
-        return None
-    largest = sets.most_common(1)[0][0]
-    means = {
-        n: found.mean
-        for n, row in enumerate(rows)
-        if row.set == largest and (found := height.over(row))
-    }
-    return min(means, key=means.__getitem__) if len(means) > 1 else None
-
-
-def _counted_words(row: Row, holds: Callable[[str], bool]) -> str:
-    """Return how some of a row's runs ended, with their numbers if there are several runs."""
-    ends = Counter(run.status for run in row.runs if holds(run.status))
-    alone = len(row.runs) == 1
-    return ", ".join(status if alone else f"{count} {status}" for status, count in ends.items())
-
-
-def _over(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
-    if all(map(is_number, values)):
-        return _over_numbers(shown, key, values)
-    return _over_names(shown, key, values)
-
-
-def _over_numbers(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
-    by_value = {float(text): text for text in reversed(values)}
-    dots = [shown.dot(number, (float(text),)) for number, text in enumerate(values)]
-    x = axis_of_values(key, list(by_value.values()))
-    y, cut = _loss_axis(dots, shown.height)
-    picture = OverNumbers(_id(key), f"{shown.height.title} over {key}", dots, x, y)
-    several = picture.path and len(by_value) < len(shown.rows)
-    line = " The line goes through the best row at each value." if several else ""
-    log = " The axis of the key is logarithmic." if x.log else ""
-    return SweptPlot(picture, f"{ABOUT}{line}{log}{cut}{_comparable(shown)}")
-
-
-def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
-    """Return the losses of names, the best name first; of very many names the best alone."""
-    means: dict[str, float] = {}
-    for row, name in zip(shown.rows, values, strict=True):
-        found = shown.height.over(row)
-        means[name] = min(means.get(name, math.inf), found.mean if found else math.inf)
-    names = sorted(means, key=means.__getitem__)[:_NAMES]
-    dots = [
-        shown.dot(number, (float(names.index(name)),))
-        for number, name in enumerate(values)
-        if name in names
-    ]
-    x, cut = _loss_axis(dots, shown.height)
-    fewer = f" The best {_NAMES} of {len(means)} are drawn." if len(means) > _NAMES else ""
-    of = f"of each {key}" if key in ("model", "row") else f"over {key}"
-    picture = OverNames(_id(key), f"{shown.height.title} {of}", dots, x, axis_of_names(key, names))
-    return SweptPlot(picture, f"{ABOUT}{fewer}{cut}{_comparable(shown)}")
-
-
-def _loss_axis(dots: Sequence[Dot], height: Height) -> tuple[Axis, str]:
-    """Return an axis for the losses without those that would flatten all others, and a note."""
-    losses = [dot.loss for dot in dots if dot.loss is not None]
-    top = _ceiling(losses)
-    ends = [end for dot in dots if dot.loss is not None for end in dot.ends]
-    made = axis(height.label, [min(end, top) for end in ends] or [0.0, 1.0])
-    over = sum(loss > made.high for loss in losses)
-    word = "row lies" if over == 1 else "rows lie"
-    note = f" {over} {word} above {made.high:.3g}, drawn at the edge." if over else ""
-    return made, note
-
-
-def _ceiling(losses: Sequence[float]) -> float:
-    """Return a height above which a loss would flatten all others: ten times the median's way."""
-    if len(losses) < _FEW:
-        return math.inf
-    low = min(losses)
-    high = low + 10 * (median(losses) - low)
-    return high if low < high < max(losses) else math.inf
-
-
-def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
-    """Return the heat map of two keys; None if a cell would hold two rows, or most would be empty.
-
-    The key with more values goes across.
-    """
-    rows = shown.rows
-    pairs = [tuple(value_of(row, key) for key in keys) for row in rows]
-    counts = [len({pair[n] for pair in pairs}) for n in (0, 1)]
-    if len(set(pairs)) < len(rows) or 2 * len(rows) < counts[0] * counts[1]:
-        return None
-    names = [any(not is_number(pair[n]) for pair in pairs) for n in (0, 1)]
-    # Names take more room across than numbers.
-    across = 0 if (names[1], counts[0]) > (names[0], counts[1]) else 1
-    x, y = _places(pairs, across), _places(pairs, 1 - across)
-    y = y[::-1] if names[1 - across] else y  # from top to bottom
-    dots = [
-        shown.dot(number, (float(x.index(pair[across])), float(y.index(pair[1 - across]))))
-        for number, pair in enumerate(pairs)
-    ]
-    losses = [dot.loss for dot in dots if dot.loss is not None]
-    high = min(max(losses), _ceiling(losses))
-    picture = HeatMap(
-        f"swept-{keys[0]}-{keys[1]}".replace(".", "-"),
-        f"{shown.height.title} over {keys[across]} and {keys[1 - across]}",
-        dots,
-        axis_of_names(keys[across], x),
-        axis_of_names(keys[1 - across], y),
-        min(losses),
-        high,
-    )
-    over = sum(loss > high for loss in losses)
-    cut = f" What is above {high:.3g} has the colour of {high:.3g}." if over else ""
-    return SweptPlot(picture, f"{ABOUT_HEAT}{cut}{_comparable(shown)}")
-
-
-def _places(pairs: Sequence[tuple[str, ...]], at: int) -> list[str]:
-    """Return the different values of a key: numbers by size, names in the order of the rows."""
-    values = list(dict.fromkeys(pair[at] for pair in pairs))
-    return sorted(values, key=float) if all(map(is_number, values)) else values
-
-
-def _comparable(shown: _Shown) -> str:
-    """Say among which rows the best one is, if not all are comparable."""
-    sets = Counter(row.set for row in shown.rows if row.set is not None)
-    if len(sets) < 2:
-        return ""
-    if shown.best is None:
-        return " These rows are not comparable with each other (see the table): none is the best."
-    number, count = sets.most_common(1)[0]
-    return f" The best is that of the {count} rows in set {number}; the others are unequal."
-
-
-def _id(key: str) -> str:
-    return f"swept-{key.replace('.', '-')}"

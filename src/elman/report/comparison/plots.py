@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
+from elman.base.exit_status import RunStatus
+from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.conditions import run_marks
-from elman.report.comparison.curves import (
-    BANDS,
+from elman.report.comparison.deciding import (
+    AXES,
     KIND_OF,
-    RATE_SMOOTHING,
-    SHARE_SMOOTHING,
-    SMOOTHING,
-    THINNING,
+    LOSS_HEIGHT,
+    LOSS_SHARE,
     UNEQUAL_STEPS,
-    Curve,
-    make_curves,
-    over_seeds,
-    stretches,
+    Height,
+    efforts_at,
+    mean_of_last_share,
 )
-from elman.report.comparison.deciding import LOSS_HEIGHT, Height
 from elman.report.comparison.draw import draw, draw_tasks, with_legend
 from elman.report.comparison.ink import Drawing, svg
 from elman.report.comparison.pictures import (
     Axis,
+    Curve,
     HeatMap,
     Lines,
     OverNames,
@@ -35,22 +34,41 @@ from elman.report.comparison.pictures import (
     Picture,
     Point,
     Scatter,
-    SweptPlot,
     axis,
-    swept_plots,
 )
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
+from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread
+from elman.report.comparison.swept import SweptPlot, swept_plots
 from elman.report.comparison.tasks import Tasks, style_of_model
+from elman.report.metrics_file import Floats, Metrics
 from elman.sections.budget import BudgetKind
 
-# The start of training lies far above the rest and would flatten it. So the axis ends at the height
-# of the curves after this share of their run.
-_START = 0.2
-_MOST_LINES = 60
-_SHARES = (0.25, 0.5, 0.75, 1.0)
-
+RATE_WINDOWS = 10
+SMOOTHING = (
+    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it; before step "
+    f"{2 * LOSS_WINDOW}, over the last half of the steps so far, so that the start of training "
+    f"leaves the mean step by step. From {2 * LOSS_WINDOW} steps on a curve ends in the loss of "
+    "the table."
+)
+SHARE_SMOOTHING = (
+    f"Each point is the mean over the last {LOSS_SHARE:.0%} of the minutes up to it: 100 steps "
+    "would be a larger share of a run of slower steps, and its curve would lie higher though its "
+    "loss is as low at every moment."
+)
+RATE_SMOOTHING = (
+    f"Each point is predicted bytes per second of training time over the {RATE_WINDOWS} records "
+    "(log.every steps each) up to it, without validation and checkpoints."
+)
+THINNING = (
+    "Of the points that share a stretch of a curve, the first, the last, the lowest and the "
+    "highest are drawn: no extreme is left out."
+)
+BANDS = (
+    "A row with several seeds is the line of their mean, up to the end of the shortest run; the "
+    "band goes from the lowest to the highest of them."
+)
 GRID = (
     "One cell for each model and task, one dot for each seed: its accuracy at the trained length, "
     "from 0 on the left to 1 on the right; the stroke is chance, the best blind guess."
@@ -61,6 +79,12 @@ _CURVE = (
     "The dashed line is chance: the best blind guess on rows of that length."
 )
 _RIGHT = Axis("share of right answers", 0.0, 1.04)
+# The start of training lies far above the rest and would flatten it. So the axis ends at the height
+# of the curves after this share of their run.
+_START = 0.2
+_MOST_LINES = 60
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+_MOST_STRETCHES, _STRETCHES_OF_ALL = 250, 6000
 
 
 @dataclass(frozen=True)
@@ -138,6 +162,112 @@ def _swept(plot: SweptPlot, height: Height) -> Plot:
     )
     heads = ("row", height.name, "lowest seed", "highest seed", "n", "status")
     return Plot(plot.picture, plot.caption, table(heads, lines) if lines else None)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The complete curves of all runs: loss over each of :data:`AXES`, rate, validation."""
+
+    losses: Mapping[str, tuple[Curve, ...]]
+    rates: tuple[Curve, ...]
+    validations: tuple[Curve, ...]
+
+
+def make_curves(rows: Sequence[Row]) -> Curves:
+    """Return the curves of every run that recorded steps."""
+    found: list[list[Curve]] = [[] for _ in (*AXES, "rates", "validations")]
+    for number, row in enumerate(rows):
+        counted = {id(run) for run in row.counted}
+        for run in row.runs:
+            if run.metrics is None or not run.metrics.steps.size:
+                continue
+            name = row.label if len(row.runs) == 1 else f"{row.label}, seed {run.seed}"
+            counts, ends = id(run) in counted, run.status == RunStatus.OK
+            marks = (*run_marks(run), *(row.unequal_mark if counts else ()))
+            for place, (x, y) in enumerate(_measured(run, run.metrics)):
+                if x.size:
+                    curve = Curve(number, name, ends, x, y, marks, counts, style=row.style)
+                    found[place].append(curve)
+    *losses, rates, validations = map(tuple, found)
+    return Curves(dict(zip(AXES, losses, strict=True)), rates, validations)
+
+
+def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
+    """Return positions and values of each of a run's curves, in the order of :class:`Curves`."""
+    smooth, efforts = running_mean(metrics.losses), efforts_at(run, metrics.steps)
+    found = [
+        (x, mean_of_last_share(x, metrics.losses) if axis in UNEQUAL_STEPS else smooth)
+        for axis, x in efforts.items()
+        if axis in AXES
+    ]
+    found.append(_rates(metrics, run.grad_accum))
+    return [*found, (metrics.validation_steps, metrics.validation_bpb)]
+
+
+def running_mean(values: Floats) -> Floats:
+    """Return at each value the mean of the last ``LOSS_WINDOW``, or the last half if that is less.
+
+    A window that first fills up and then moves would drop the high losses of the first steps all
+    at once, a hundred steps later. The curve would have a kink that the training does not have.
+    """
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, values.size + 1)
+    starts = ends - np.minimum(LOSS_WINDOW, (ends + 1) // 2)
+    mean: Floats = (total[ends] - total[starts]) / (ends - starts)
+    return mean
+
+
+def _rates(metrics: Metrics, grad_accum: int) -> tuple[Floats, Floats]:
+    """Return minutes and bytes per second, without the first window: it includes the start-up."""
+    steps, seconds = metrics.window_steps, metrics.window_seconds
+    sizes = metrics.bytes_at(steps, grad_accum)
+    ends = np.arange(1, steps.size)
+    starts = np.maximum(0, ends - RATE_WINDOWS)
+    spent = seconds[ends] - seconds[starts]
+    good = spent > 0
+    ends, starts, spent = ends[good], starts[good], spent[good]
+    return seconds[ends] / 60, (sizes[ends] - sizes[starts]) / spent
+
+
+def over_seeds(curves: Sequence[Curve]) -> list[Curve]:
+    """Return one curve for the seeds of each row, with its range, and the other curves as they are.
+
+    The mean goes from where the last of its runs begins to where the first of them ends.
+    """
+    by_row: dict[int, list[Curve]] = {}
+    for curve in curves:
+        if curve.counts:
+            by_row.setdefault(curve.row, []).append(curve)
+    found = []
+    for curve in curves:
+        group = by_row.get(curve.row, [])
+        if not curve.counts or len(group) == 1:
+            found.append(curve)
+        elif curve is group[0]:
+            mean = _mean_of(group)
+            found += group if mean is None else [mean]
+    return found
+
+
+def _mean_of(group: Sequence[Curve]) -> Curve | None:
+    """Return the mean of some runs with its range; None if they share no stretch."""
+    first, last = max(float(c.x[0]) for c in group), min(float(c.x[-1]) for c in group)
+    if first > last:
+        return None
+    # The lines between points are straight: the extremes of a mean lie at points of its runs.
+    places = np.unique(np.concatenate([curve.x for curve in group]))
+    places = places[(places >= first) & (places <= last)]
+    values = np.stack([np.interp(places, curve.x, curve.y) for curve in group])
+    marks = tuple(dict.fromkeys(mark for curve in group for mark in curve.marks))
+    name = f"{group[0].name.rpartition(', seed ')[0]}, mean of {len(group)} seeds"
+    band = (values.min(axis=0), values.max(axis=0))
+    row, style, mean = group[0].row, group[0].style, values.mean(axis=0)
+    return Curve(row, name, True, places, mean, marks, True, band, style)
+
+
+def stretches(curves: Sequence[Curve]) -> int:
+    """Return the number of stretches into which each curve of a plot is divided."""
+    return min(_MOST_STRETCHES, max(20, _STRETCHES_OF_ALL // max(1, len(curves))))
 
 
 def _loss_plot(rows: Sequence[Row], kind: BudgetKind, curves: Sequence[Curve]) -> Plot:

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from elman.base.exit_status import RunStatus
-from elman.report.comparison.curves import grad_accum
 from elman.report.comparison.runs import WAITS, Run, Source
 from elman.runs.state import RUNNING
 from elman.sections.budget import BUDGETS, Effort, limits, used_share
@@ -124,7 +123,7 @@ def _share(run: Run, spent: float, budget: Mapping[str, float]) -> float:
     if metrics is None or not metrics.window_steps.size:
         return 0.0
     steps = metrics.window_steps[-1:]
-    sizes = float(metrics.bytes_at(steps, grad_accum(run))[0])
+    sizes = float(metrics.bytes_at(steps, run.grad_accum)[0])
     return used_share(budget, Effort(float(steps[0]), spent, sizes).rated(metrics.rates))
 
 

@@ -42,7 +42,7 @@ class Row:
         label: The model, and the settings that distinguish the row from the other rows.
         set: Rows with the same number are comparable; None if no run counts.
         unequal: The conditions in which it differs from the rows of the largest set.
-        style: Its line style on the whole page, a number for :mod:`~.palette`.
+        style: Its line style on the whole page, a number for :mod:`~.ink`.
     """
 
     model: str

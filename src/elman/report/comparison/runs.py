@@ -114,6 +114,12 @@ class Run:
         return self.status == RunStatus.OK and result is not None and self.version_is_known
 
     @property
+    def grad_accum(self) -> int:
+        """Micro-batches of each of its steps."""
+        value = self.config["train"].get("grad_accum", 1) if self.config else 1
+        return value if isinstance(value, int) else 1
+
+    @property
     def resumed(self) -> bool:
         """Whether it was stopped and went on from a checkpoint."""
         return self.metrics is not None and any(step > 0 for step, _ in self.metrics.sessions)

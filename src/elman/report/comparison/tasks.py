@@ -12,7 +12,7 @@ from elman.base.errors import UserError
 from elman.data.tasks.blind import chance
 from elman.published import PublishedResult
 from elman.report.comparison.blocks import Head, Line, Table, table
-from elman.report.comparison.palette import COLOURS, DASHES
+from elman.report.comparison.ink import COLOURS, DASHES
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import task_of
 from elman.sections.tasks import TASKS

@@ -11,8 +11,7 @@ from elman.base import consoles
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.config.run_config import RunConfig
-from elman.report.comparison.blocks import Head, Line, Table, terminal_table
-from elman.report.comparison.escape import one_line
+from elman.report.comparison.blocks import Head, Line, Table, one_line, terminal_table
 from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.wins_text import print_wins
 from elman.report.comparison.write import write_report

@@ -9,28 +9,26 @@ from dataclasses import dataclass, replace
 from elman.base.errors import UserError, did_you_mean
 from elman.evaluation.result import RunResult
 from elman.report.comparison.conditions import OF_SPEED, run_marks
-from elman.report.comparison.curves import (
+from elman.report.comparison.deciding import (
     AXES,
     KIND_OF,
-    Axis,
-    Reading,
-    ends,
-    goes_on,
-    held_out_loss,
-    spent,
-    training_loss,
-)
-from elman.report.comparison.deciding import (
     LOSS,
     MEMORY,
     SPEED,
     VAL_BPB,
+    Axis,
     Compared,
     Deciding,
+    Reading,
     by_rule,
     deciding,
+    ends,
+    goes_on,
     height_of,
+    held_out_loss,
     instead,
+    spent,
+    training_loss,
 )
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, Difference, difference, holm

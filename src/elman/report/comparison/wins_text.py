@@ -19,11 +19,18 @@ from elman.report.comparison.blocks import (
     Table,
     Text,
     Title,
+    one_line,
     terminal_table,
 )
-from elman.report.comparison.curves import EQUAL_STEPS, KIND_OF, UNEQUAL_STEPS
-from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
-from elman.report.comparison.escape import one_line
+from elman.report.comparison.deciding import (
+    EQUAL_STEPS,
+    KIND_OF,
+    LOSS,
+    MEMORY,
+    RULE,
+    SPEED,
+    UNEQUAL_STEPS,
+)
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
 from elman.report.comparison.wins import Challenger, Comparison, Group, Wins

@@ -17,9 +17,10 @@ from elman.report.comparison.blocks import (
     Table,
     csv_table,
     markdown_table,
+    one_line,
+    plain_markdown,
     table,
 )
-from elman.report.comparison.escape import one_line, plain_markdown
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
