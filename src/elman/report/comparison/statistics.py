@@ -7,7 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import permutations
 from typing import Literal
+
+import numpy as np
 
 SPREAD_DEFINITION = (
     "over seeds: the standard deviation (n - 1 in the denominator) with n, the number of distinct "
@@ -105,7 +108,7 @@ def power(effect: float, df: float, alpha: float) -> float:
 
 
 LEVEL, POWER, MOST_SEEDS = 0.95, 0.8, 100
-Method = Literal["paired", "Welch", "one seed"]
+Method = Literal["paired", "Welch", "one seed", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Difference:
     Args:
         value: Mean of the row less mean of the reference, over the runs that ``method`` uses.
         method: ``paired`` by seed, ``Welch`` if the seeds are not the same, or ``one seed``: then
-            there is no interval.
+            there is no interval. ``pooled``: paired by seed, with the noise of all rows.
         n: Runs of the row and of the reference that were used.
         error: Standard error of ``value``; None for one seed.
         df: Degrees of freedom; None for one seed.
@@ -132,9 +135,13 @@ class Difference:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of Student's t; None for one seed."""
+        return self.interval_at(1 - LEVEL)
+
+    def interval_at(self, alpha: float) -> tuple[float, float] | None:
+        """Return the interval that a true difference is outside of with probability ``alpha``."""
         if self.error is None or self.df is None:
             return None
-        reach = quantile(LEVEL, self.df) * self.error
+        reach = quantile(1 - alpha, self.df) * self.error
         return self.value - reach, self.value + reach
 
     @property
@@ -207,6 +214,45 @@ def _paired(differences: Sequence[float], noise: float) -> Difference:
     n = len(differences)
     error = statistics.stdev(differences) / math.sqrt(n)
     return Difference(statistics.fmean(differences), "paired", (n, n), error, n - 1, noise)
+
+
+def pooled(rows: Sequence[Mapping[int, float]]) -> dict[tuple[int, int], Difference]:
+    """Return the difference of every two rows, by their places, paired by seed.
+
+    A value is taken as the sum of its row's mean, an effect of its seed, and noise that is as large
+    in every row. The noise is that of all rows together, so few seeds of many rows tell it well.
+
+    Args:
+        rows: Each row's values by seed. Two rows that share fewer than two seeds are left out.
+
+    Source: Tukey, "The problem of multiple comparisons" (1953), for blocks.
+    """
+    noise, df = _common_noise(rows)
+    found: dict[tuple[int, int], Difference] = {}
+    for first, second in permutations(range(len(rows)), 2):
+        shared = rows[first].keys() & rows[second].keys()
+        if len(shared) < 2 or not df:
+            continue
+        value = statistics.fmean(rows[first][seed] - rows[second][seed] for seed in shared)
+        n, error = (len(shared), len(shared)), noise * math.sqrt(2 / len(shared))
+        found[first, second] = Difference(value, "pooled", n, error, df, noise)
+    return found
+
+
+def _common_noise(rows: Sequence[Mapping[int, float]]) -> tuple[float, int]:
+    """Return the standard deviation of what rows and seeds do not explain, and its df."""
+    seeds = sorted({seed for row in rows for seed in row})
+    cells = [(place, seed) for place, row in enumerate(rows) for seed in row]
+    design = np.zeros((len(cells), len(rows) + len(seeds)))
+    for line, (place, seed) in enumerate(cells):
+        design[line, place] = design[line, len(rows) + seeds.index(seed)] = 1
+    values = np.array([rows[place][seed] for place, seed in cells])
+    fitted, _, rank, _ = np.linalg.lstsq(design, values)
+    df = len(cells) - int(rank)
+    squares = float(np.square(values - design @ fitted).sum())
+    # What is left of equal values is rounding.
+    least = len(cells) * (np.finfo(float).eps * float(np.abs(values).max(initial=0))) ** 2
+    return (math.sqrt(squares / df) if df and squares > least else 0.0), df
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> Difference:
