@@ -53,6 +53,19 @@ def test_clock_stands_still_in_pauses_and_before_the_start(now: list[float]) -> 
     assert clock.pauses == {"validation": 100, "checkpoint": 0}
 
 
+def test_a_stopped_clock_keeps_its_time_and_still_counts_pauses(now: list[float]) -> None:
+    clock = TrainingClock()
+    clock.start()
+    now[0] += 3
+    clock.stop()
+    now[0] += 100
+    with clock.pause("checkpoint"):
+        now[0] += 7
+    now[0] += 100
+    assert (clock.seconds(), clock.work()) == (3, 10)
+    assert clock.state_dict()["seconds"] == 3
+
+
 def test_resumed_clock_continues_from_the_saved_time(now: list[float]) -> None:
     first = TrainingClock()
     first.start()

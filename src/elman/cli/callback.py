@@ -40,5 +40,6 @@ class ElmanCallback(Callback):
                     return
                 state.job = prepare(config)
                 state.job.config_flags = state.config_flags
+                state.job.phases = state.phases
         except Exception as error:
             raise session.StopRun(error) from error

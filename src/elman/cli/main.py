@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from elman.base import process_exit
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, interrupted_status
+from elman.base.phases import Phases, count_from_start_of_process
 from elman.base.version import __version__
 from elman.cli import flags
 
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
 
     with lasting_output(), ending(), threads_told(), typed_here():
         if argv is None:  # this process has no other status
+            count_from_start_of_process()
             return process_exit.exit_with(_main(sys.argv[1:], before_run))
         return _main(argv, before_run)
 
@@ -152,11 +154,14 @@ def _run_mode(job: PreparedRun) -> int:
 
     let_threads_sleep()
     fresh = job.folder if not job.resumed else None
+    job.phases.end("start")
     try:
         # The first place that imports torch.
         with _without_collecting():
             mode = import_module(f"elman.modes.{job.config.mode}")
+        job.phases.end("imports")
         session.current().before_run()
+        job.phases.end("wait")
         return int(mode.run(job))
     except UserError as error:
         if fresh is not None:
@@ -199,6 +204,7 @@ def _without_collecting() -> Iterator[None]:
 
 def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> int:
     """Let Hydra compose and dispatch; return the exit status that the session then holds."""
+    phases = Phases.of_this_job()
     import hydra
 
     from elman.cli import session
@@ -216,6 +222,7 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
         _show_what_runs()
     flags_of_jobs, typed = tuple(arguments.search_flags), tuple(arguments.typed)
     state = session.begin(session.Session(flags_of_jobs, typed, before_run, main, run_prepared))
+    state.phases = phases
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
         with (

@@ -6,10 +6,11 @@ Only this package and the plugins of Hydra read it; everybody else is handed wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elman.base.exit_status import ExitStatus
+from elman.base.phases import Phases
 
 if TYPE_CHECKING:
     from elman.launchers.command import Start
@@ -38,6 +39,7 @@ class Session:
         job: The job of this process, once validated.
         ranks: Runs the job in processes of its own, one for each GPU; None runs it here.
         status: Exit status so far.
+        phases: How the time of this invocation is spent.
     """
 
     config_flags: tuple[str, ...] = ()
@@ -48,6 +50,7 @@ class Session:
     job: PreparedRun | None = None
     ranks: Callable[[], int] | None = None
     status: ExitStatus | int = ExitStatus.OK
+    phases: Phases = field(default_factory=Phases)
 
 
 _current = Session()

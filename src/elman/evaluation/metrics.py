@@ -93,12 +93,20 @@ class TrainingClock:
         """Start (or continue) counting."""
         self._started = time.perf_counter()
 
+    def stop(self) -> None:
+        """Stop counting training time: no step follows."""
+        self._before, self._started = self.seconds(), None
+
     def seconds(self) -> float:
         """Return the training time so far."""
         if self._started is None:
             return self._before
         now = self._paused_at if self._paused_at is not None else time.perf_counter()
         return self._before + now - self._started
+
+    def work(self) -> float:
+        """Return the training time so far with all pauses."""
+        return self.seconds() + sum(self.pauses.values())
 
     def forget(self, seconds: float) -> None:
         """Leave out seconds in which the process was stopped; the clock must run."""

@@ -64,14 +64,47 @@ class _Part(BaseModel):
 
 
 class Seconds(_Part):
-    """Times of a run."""
+    """Times of a run.
 
+    Those of one session follow each other, with its share of ``train``, ``validation`` and
+    ``checkpoint``: their sum is the time from the start of its process to its result.
+    """
+
+    start: Number = _number(
+        "of the last session: from the start of its process until it imports torch: Python, "
+        "composing the configuration, checking settings and data files",
+        "s",
+    )
+    imports: Number = _number("of the last session: importing torch and elman", "s")
+    wait: Number = _number(
+        "of the last session: waiting until the launcher had a place for the run, as a GPU", "s"
+    )
+    build: Number = _number(
+        "of the last session: choosing the device, opening the data, building model and optimizer, "
+        "reading a checkpoint, opening the records",
+        "s",
+    )
+    check: Number = _number(
+        "of the last session: estimating memory on a CPU, and checking the kernels against the "
+        "reference, or finding the check that an earlier run made",
+        "s",
+    )
+    first_step: Number = _number(
+        "of the last session: the discarded step before the clock starts; kernels are compiled, "
+        "found or tuned in it, and the CUDA graph is recorded",
+        "s",
+    )
     train: Number = _number(
         "training time: wall time after one discarded step, without validation and checkpoints",
         "s",
     )
     validation: Number = _fact("time of all validations and tests", "s")
     checkpoint: Number = _fact("time of all checkpoints", "s")
+    end: Number = _number(
+        "of the last session: everything else from its first step until this file was written; not "
+        "the picture, the printed table and the end of the process, which come later",
+        "s",
+    )
 
 
 class DataRead(_Part):

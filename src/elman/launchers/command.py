@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from elman.base import signals
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, is_interrupted
+from elman.base.phases import count_from_start_of_process
 from elman.base.quoting import quoted
 from elman.base.whole_file import rename
 from elman.launchers.outcome import ERROR
@@ -79,6 +80,7 @@ class JobCommand:
         """Run the job and return its exit status; a preempted one does not return."""
         import submitit
 
+        count_from_start_of_process()
         before = self._steps() if self._goes_on() else 0
         try:
             self._check_devices()

@@ -197,6 +197,7 @@ class _Session:
         """Check what can be checked without a model, and train one."""
         setup, team = self._setup, self._setup.team
         short = None
+        self._job.phases.end("build")
         if setup.device.type == "cpu":  # a GPU raises an error itself, and nothing is killed
             self._display.activity("estimating memory")
             short = too_large(setup, self._findings)
@@ -205,6 +206,7 @@ class _Session:
             return RunEnd(RunStatus.OOM, short)
         with team.host_first("checking kernels"):
             prove_kernels(setup, self._findings, self._display.say)
+        self._job.phases.end("check")
         store = CheckpointStore(
             setup.folder / run_files.CHECKPOINTS,
             self._config.train.keep_checkpoints,
@@ -242,10 +244,13 @@ class _Session:
         for line in start_lines(setup, self._findings, trainer):
             say(line)
         self._trainer = trainer
+        self._job.phases.end("build")
         trainer.first_pass()
+        self._job.phases.end("first_step")
         self._recorder = Recorder(setup.folder, config, say) if leads else NoRecorder()
         if not self._taken_up:
             self._take_up()
+        self._job.phases.end("build")
         with closing(self._recorder) as recorder:
             status = trainer.run(recorder)
         return not_finite(trainer) if status is RunStatus.NAN else RunEnd(status)
@@ -300,7 +305,7 @@ class _Session:
         """Write the result, safe from signals, and then show it, which a signal may cut short."""
         setup, folder, code = self._setup, self._setup.folder, end.status.exit_status
         given = (setup, self._findings, self._trainer, self._started)
-        result = run_result(*given, end.status, end.error)
+        result = run_result(*given, end.status, end.error, self._job.phases)
         if (remote := self._recorder.remote) is not None:
             result.wandb = remote
         with suppress(OSError):  # a picture of an earlier session would hide a kill before the new

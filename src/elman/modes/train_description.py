@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from elman.base.exit_status import RunStatus
+from elman.base.phases import Phases
 from elman.base.units import MEMORY
 from elman.data.batches import AnyRunData
 from elman.data.choosing import told
@@ -19,6 +20,7 @@ from elman.evaluation.result import (
     DataRead,
     Environment,
     RunResult,
+    Seconds,
 )
 from elman.models.backends import on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
@@ -109,6 +111,7 @@ def run_result(
     started: datetime,
     status: RunStatus,
     error: str | None,
+    phases: Phases,
 ) -> RunResult:
     """Return what ``result.json`` says; every number in it has its definition beside it.
 
@@ -119,6 +122,7 @@ def run_result(
         started: When the session began.
         status: How it ended.
         error: Why, in one line.
+        phases: How the time before the first step was spent.
     """
     config = setup.config
     result = RunResult(
@@ -140,6 +144,10 @@ def run_result(
     if trainer is not None:
         _fill(result, setup, findings, trainer)
     result.data = _data_read(setup, result.accuracy_by_length)
+    # Last of all, so that it counts the rest.
+    work = 0.0 if trainer is None else trainer.totals.session_seconds
+    spent = phases.seconds | {"end": phases.since() - work}
+    result.seconds = Seconds(**result.seconds.model_dump(exclude_unset=True), **spent)
     return result
 
 

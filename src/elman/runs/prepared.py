@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elman.base.phases import Phases
 from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.config.catalog import SHIPPED, Place
 from elman.config.run_config import RunConfig
@@ -31,6 +32,7 @@ class PreparedRun:
         in_sweep: Whether it runs in the process of its sweep, whose table then shows the result.
         result: What the mode found, if it has no folder to write it to.
         place: Which of the ranks this process is that train one model; only rank 0 has the folder.
+        phases: How its time is spent.
     """
 
     config: RunConfig
@@ -45,6 +47,7 @@ class PreparedRun:
     in_sweep: bool = False
     result: dict[str, Any] | None = None
     place: RankPlace = ONE_PROCESS
+    phases: Phases = field(default_factory=Phases)
 
     def taken_up(self) -> None:
         """Note that the job has begun, and can no longer be refused."""

@@ -67,12 +67,19 @@ class Totals(Listener):
         self.non_finite: str | None = None
         self.pass_seconds = 0.0
         self._suspension = Suspension(self.clock, 0.0)
+        self._earlier_seconds: float | None = None
+
+    @property
+    def session_seconds(self) -> float:
+        """Seconds of training, validating and saving in this session."""
+        return 0.0 if (before := self._earlier_seconds) is None else self.clock.work() - before
 
     def session_begins(self) -> None:
         """Start the clock."""
         self.throughput.begin(self._state.tokens, self.clock.seconds())
         self.contention.begin()
         self.clock.start()
+        self._earlier_seconds = self.clock.work()
         self._suspension = Suspension(self.clock, self.pass_seconds)
 
     def step_begins(self) -> None:
@@ -91,6 +98,7 @@ class Totals(Listener):
         """Count the time until now: the device has done the last step."""
         if status is not RunStatus.NAN:
             self.throughput.settle(self.clock.seconds())
+        self.clock.stop()
 
     def forget_stop(self) -> None:
         """Do not count the time in which this process was stopped, and say so."""
