@@ -18,6 +18,7 @@ from elman.base.consoles import LiveArea, say
 from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import duration
+from elman.launchers.job import job_count
 from elman.launchers.outcome import ERROR
 
 if TYPE_CHECKING:
@@ -32,11 +33,17 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Display:
-    """Shows a sweep of ``total`` jobs: lines on standard output, and a live table on a terminal."""
+    """Shows a sweep: lines on standard output, and a live table on a terminal.
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    Args:
+        total: Number of jobs in the whole sweep, as far as it is known.
+        console: Where it is shown; standard output by default.
+        grows: Whether more jobs may come.
+    """
+
+    def __init__(self, total: int, console: Console | None = None, *, grows: bool = False) -> None:
         self.console = console or Console()
-        self._total, self._shown = total, 0.0
+        self.total, self._grows, self._shown = total, grows, 0.0
         self._done, self._failed = 0, 0
         self._said: dict[str, tuple[str, float]] = {}
         self._live = LiveArea(self.console)
@@ -52,7 +59,7 @@ class Display:
 
     def started(self, job: JobHandle) -> None:
         """Say that a job has got a slot."""
-        self.say(f"[{job.number}/{self._total}] {job.label}")
+        self.say(f"{self._count(job)} {job.label}")
 
     def ended(self, job: JobHandle, word: str) -> None:
         """Say how a job ended, in ``word``; if it failed, add the last thing that it printed."""
@@ -64,12 +71,12 @@ class Display:
         # The last line of an interrupted run says how to resume it alone: not wanted in a sweep.
         silent = good or (is_interrupted(job.status) and not job.said.startswith(ERROR))
         words = f": {job.said}" if job.said and not silent else ""
-        self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
+        self.say(f"{self._count(job)} {word}{took}{where}{words}")
 
     def again(self, job: JobHandle, held: bool) -> None:
         """Say that a job goes back to the head of the queue."""
         reason = "its GPU was taken by another elman" if held else "preempted"
-        self.say(f"[{job.number}/{self._total}] {reason}: queued again")
+        self.say(f"{self._count(job)} {reason}: queued again")
 
     def interrupted(self, running: int, count: int) -> None:
         """Say what a signal does."""
@@ -92,6 +99,9 @@ class Display:
     def close(self) -> None:
         """End the live table."""
         self._live.stop()
+
+    def _count(self, job: JobHandle) -> str:
+        return job_count(job.number, self.total, grows=self._grows)
 
     def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
         """Say why slots are not free, if the reason is new or was last printed long ago."""
@@ -122,6 +132,9 @@ class Display:
             cells = _progress(job.command.folder) if job.running else ["", "", ""]
             table.add(slot.name, str(job.number), job.label, *cells, spent)
         counts = f"{self._done} ok, {self._failed} failed, {len(running)} running, {pending} queued"
+        if self._grows:
+            ended = self._done + self._failed
+            counts += f"; {ended + len(running) + pending} of {self.total} jobs"
         return Group(table, Text(counts, style="dim"))
 
 

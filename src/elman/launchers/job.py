@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elman.base.errors import UserError
 from elman.base.quoting import quoted
@@ -18,11 +20,13 @@ class SweepJob:
 
     Args:
         number: Its number, from 1.
-        total: Number of jobs in the whole sweep, even if only a few of them run again.
+        total: Number of jobs in the whole sweep, even if only a few of them run again; as far as it
+            is known when the job is made, if the sweep still grows.
         overrides: The overrides that a user would type to run it alone.
         swept: Its overrides that differ between jobs.
         config: Its typed configuration.
         folder: Its run folder, or None if its mode makes none.
+        tuning: What it is in a tuned comparison (arm, phase, values); None in any other sweep.
     """
 
     number: int
@@ -31,6 +35,7 @@ class SweepJob:
     swept: tuple[str, ...]
     config: RunConfig
     folder: Path | None = None
+    tuning: Mapping[str, Any] | None = None
 
     @property
     def for_launcher(self) -> list[str]:
@@ -39,6 +44,11 @@ class SweepJob:
             return list(self.overrides)
         folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
         return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
+
+
+def job_count(number: int, total: int, *, grows: bool) -> str:
+    """Return a job's number as users read it: ``[3/24]``, or ``[3 of 24]`` if 24 may grow."""
+    return f"[{number} of {total}]" if grows else f"[{number}/{total}]"
 
 
 def refuse_shared(jobs_per_gpu: int, config: RunConfig) -> None:

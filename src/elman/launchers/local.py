@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -14,6 +15,7 @@ from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.launchers.command import OF_THE_SWEEP, JobCommand
 from elman.launchers.interrupts import Interrupts
+from elman.launchers.job import SweepJob, job_count
 from elman.launchers.request import Launched, LaunchRequest
 
 # The first signal asks for a save, the second stops waiting for the step, the third kills.
@@ -27,22 +29,31 @@ def launch(request: LaunchRequest) -> Launched:
     A job that fails or is killed does not stop the others. After Ctrl-C the running job saves and
     ends, and no further job starts: the returns of those keep the status UNKNOWN.
     """
-    returns = []
+    returns, pending = list[JobReturn](), deque(request.jobs)
     with Interrupts() as interrupts:
         runner = _Runner(interrupts)
-        for job in request.jobs:
-            overrides = job.for_launcher
-            returned = JobReturn(overrides=overrides)
-            returns.append(returned)
-            if interrupts.count:
-                continue
-            shown = " ".join(text for text in overrides if not OF_THE_SWEEP.match(text))
-            print(f"[{job.number}/{job.total}] {shown}", flush=True)
-            request.log.job_started(job.number)
-            returned.return_value = _run(runner, request.command_of(job))
-            returned.status = JobStatus.COMPLETED
-            request.log.job_ended(job.number, returned.return_value)
+        while pending or not interrupts.count:
+            if not pending:
+                pending.extend(request.more(1))
+            if not pending:
+                break
+            job = pending.popleft()
+            returns.append(JobReturn(overrides=job.for_launcher))
+            if not interrupts.count:
+                _run_recorded(runner, request, job, returns[-1])
     return Launched(returns, bool(interrupts.count))
+
+
+def _run_recorded(
+    runner: _Runner, request: LaunchRequest, job: SweepJob, returned: JobReturn
+) -> None:
+    """Run one job of a sweep to its end, and record that."""
+    shown = " ".join(text for text in job.for_launcher if not OF_THE_SWEEP.match(text))
+    print(f"{job_count(job.number, job.total, grows=request.grows)} {shown}", flush=True)
+    request.log.job_started(job.number)
+    returned.return_value = _run(runner, request.command_of(job))
+    returned.status = JobStatus.COMPLETED
+    request.log.job_ended(job.number, returned.return_value)
 
 
 def _run(runner: _Runner, job: JobCommand) -> int:

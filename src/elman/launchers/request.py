@@ -13,6 +13,14 @@ from elman.launchers.job import SweepJob
 from elman.runs.status import status_word
 from elman.sections.launching import LauncherConfig
 
+More = Callable[[int], Sequence[SweepJob]]
+"""Returns up to so many further jobs of a sweep; an empty list if there is none now."""
+
+
+def no_more(number: int) -> Sequence[SweepJob]:
+    """Return no job: the jobs of a sweep are all known before the first one runs."""
+    return ()
+
 
 class JobLog(Protocol):
     """Records what becomes of the jobs of a sweep."""
@@ -54,14 +62,21 @@ class NoLog:
 class LaunchRequest:
     """The jobs of a sweep that a launcher is to run.
 
+    A sweep may grow while it runs. Its launcher calls ``more`` for as many jobs as could start now,
+    and for one to wait beside each job that runs where the next process starts early. The ends of
+    all earlier jobs are in ``log`` by then. After an empty answer it asks again once a job has
+    ended. The sweep is over when no job runs or waits and the answer is empty. After a signal it
+    asks no more.
+
     Args:
-        jobs: The jobs, in their order.
+        jobs: The jobs, in their order; those of a sweep that grows may be none at its start.
         settings: Group ``launcher``.
         start: Runs a command line in the process that calls it; a job's process calls it.
         hydra: Overrides of Hydra's own settings that every job needs.
         config_flags: Flags that a job's command needs to find the same YAML files.
         log: Where the launcher records what becomes of the jobs.
         adopted: Jobs from before that are still in a cluster's queue, with their names there.
+        more: Makes further jobs. They take GPUs if the first ones do.
     """
 
     jobs: Sequence[SweepJob]
@@ -71,6 +86,16 @@ class LaunchRequest:
     config_flags: tuple[str, ...] = ()
     log: JobLog = field(default_factory=NoLog)
     adopted: Mapping[int, str] = field(default_factory=dict)
+    more: More = no_more
+
+    @property
+    def grows(self) -> bool:
+        """Whether further jobs may come into being while the jobs run."""
+        return self.more is not no_more
+
+    def first_jobs(self) -> Sequence[SweepJob]:
+        """Return the jobs; if there is none yet, ask for the first one."""
+        return self.jobs or self.more(1)
 
     def command_of(self, job: SweepJob) -> JobCommand:
         """Return the command that a job's process runs, here or on a cluster."""
@@ -90,6 +115,8 @@ class Launched:
 
     Args:
         returns: Each job's return, in Hydra's form; its status is UNKNOWN if it never started.
+            First those of the request's jobs, then those of further jobs in the order of the
+            answers.
         interrupted: Whether a signal stopped the launcher.
     """
 

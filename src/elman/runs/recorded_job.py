@@ -1,9 +1,9 @@
 """``jobs.jsonl`` in a sweep's folder: the configuration of every job, as it was composed.
 
-One line for each job, added when the job is. A line has a whole configuration, or what differs from
-the last whole one before it: ``{"train.seed": 2, "model": {...}}``, where a section stands whole if
-its keys are others. A job's process reads its own line, so a YAML file that is edited while the
-sweep lasts changes none of its jobs.
+One line for each job, added when the job is, before it can start. A line has a whole configuration,
+or what differs from the last whole one before it: ``{"train.seed": 2, "model": {...}}``, where a
+section stands whole if its keys are others. A job's process reads its own line, so a YAML file that
+is edited while the sweep lasts changes none of its jobs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ class RecordedJob:
     Args:
         overrides: The overrides that a user would type to run it alone.
         config: Its configuration.
+        tuning: What it is in a tuned comparison; None in any other sweep.
     """
 
     overrides: tuple[str, ...]
     config: RunConfig
+    tuning: Mapping[str, Any] | None = None
 
 
 def record_jobs(folder: Path, jobs: Mapping[str, RecordedJob]) -> None:
@@ -59,6 +61,7 @@ def record_jobs(folder: Path, jobs: Mapping[str, RecordedJob]) -> None:
     for name, job in jobs.items():
         tree = flatten(job.config)
         line: dict[str, Any] = {"folder": name, "overrides": list(job.overrides)}
+        line |= {} if job.tuning is None else {"tuning": dict(job.tuning)}
         line |= {"config": tree} if base is None else {"differs": _differences(base, tree)}
         base = tree if base is None else base
         texts.append(json.dumps(line))
@@ -131,7 +134,7 @@ def _read(folder: Path, only: str | None) -> Iterator[tuple[str, RecordedJob]]:
         with suppress(UserError, KeyError, TypeError, AttributeError):
             config = validate(_changed(base, line.get("differs", {})))
             if name.partition("_")[2] == run_name(config):
-                yield name, RecordedJob(tuple(line["overrides"]), config)
+                yield name, RecordedJob(tuple(line["overrides"]), config, line.get("tuning"))
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

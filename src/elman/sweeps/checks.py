@@ -22,7 +22,7 @@ from elman.sections.training import DataConfig
 from elman.sweeps.composing import named_job
 from elman.sweeps.grow import JobList, check_unchanged
 from elman.sweeps.jobs import PlannedSweep
-from elman.sweeps.request import SweepRequest
+from elman.sweeps.request import LauncherChoice, SweepRequest
 from elman.sweeps.sizes import (
     builds_a_model,
     check_countable,
@@ -41,6 +41,8 @@ def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
         UserError: a job is wrong, or the launcher could not start it.
     """
     jobs, launcher = plan.job_list, request.settings.launcher
+    if plan.source is not None:
+        _refuse_to_grow(request.launcher, plan.mode)
     for job in jobs.jobs[: jobs.recorded]:  # composing has checked the others
         with named_job(job.number, len(jobs.jobs), job.swept or job.overrides):
             check_files(job.config, may_pack=request.may_pack)
@@ -52,9 +54,22 @@ def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
     return notes
 
 
+def _refuse_to_grow(launcher: LauncherChoice, mode: Mode) -> None:
+    """Raise UserError if a launcher cannot ask for jobs that are made while others run."""
+    assert not mode.in_process
+    if launcher.hydras is not None:
+        raise UserError(
+            f"hydra/launcher={launcher.hydras}: it takes all jobs at the start, and this sweep "
+            "chooses its jobs by the results of earlier ones; type launcher=gpus, launcher=local "
+            "or launcher=slurm in its place"
+        )
+
+
 def _check_sizes(job_list: JobList, sizes: SweepConfig) -> list[str]:
     """Build every model without memory; return the notes about their sizes."""
     jobs = job_list.jobs
+    if not jobs:
+        return []
     mode = MODES[jobs[0].config.mode]
     if mode.in_process or not builds_a_model(jobs[0].config):
         return []

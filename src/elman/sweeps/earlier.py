@@ -61,6 +61,11 @@ class EarlierSweep:
         return list(self.content.get("added") or [])
 
     @property
+    def tune(self) -> dict[str, Any] | None:
+        """What it has recorded of its tuning; None if it is no tuned comparison."""
+        return self.content.get("tune")
+
+    @property
     def names(self) -> list[str]:
         """The folder of each job, in the order of the jobs."""
         return [str(job["folder"]) for job in self.content["jobs"]]
@@ -91,7 +96,9 @@ class EarlierSweep:
         if not complete or not all(name in recorded for name in names):
             return None
         return [
-            SweepJob(number, len(names), one.overrides, swept, one.config, self.folder / name)
+            SweepJob(
+                number, len(names), one.overrides, swept, one.config, self.folder / name, one.tuning
+            )
             for number, (name, swept) in enumerate(zip(names, self.swept, strict=True), 1)
             for one in [recorded[name]]
         ]

@@ -20,6 +20,7 @@ from elman.sweeps.earlier import EarlierSweep, earlier_sweep
 from elman.sweeps.grow import JobList, composed_again, grown_jobs, nothing_to_add
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.settings import claims, refuse_in_process, with_sizes
+from elman.sweeps.source import JobSource
 from elman.sweeps.suite_runs import ChosenSuite
 
 
@@ -28,7 +29,7 @@ class PlannedSweep:
     """A sweep: which jobs it has, and what is known of it before they run.
 
     Args:
-        job_list: Its jobs, and which of them the command asks for.
+        job_list: Its jobs, and which of them the command asks for; if it grows there may be none.
         mode: The mode of its jobs.
         earlier: The sweep that it goes on with, or None.
         suite: The suite, or None.
@@ -37,6 +38,7 @@ class PlannedSweep:
         sizes: What it claims about them.
         folder: Its folder; None before it is made, if its mode makes none, or with
             ``sweep.dry_run``.
+        source: Makes further jobs while these run; None if there are only these.
     """
 
     job_list: JobList
@@ -47,11 +49,17 @@ class PlannedSweep:
     claims: Sequence[str]
     sizes: SweepConfig
     folder: Path | None = None
+    source: JobSource | None = None
 
     @property
     def jobs(self) -> list[SweepJob]:
         """All jobs."""
         return self.job_list.jobs
+
+    @property
+    def mode_name(self) -> str:
+        """The mode of the jobs, as it is typed."""
+        return next(name for name, mode in MODES.items() if mode is self.mode)
 
 
 def planned_sweep(request: SweepRequest) -> PlannedSweep:
@@ -80,17 +88,17 @@ def with_folder(request: SweepRequest, plan: PlannedSweep) -> PlannedSweep:
     Raises:
         UserError: the folder is taken, or the mode makes none.
     """
-    folder = _folder(request, plan.mode, plan.jobs[0].config.mode, plan.earlier)
+    folder = _folder(request, plan.mode, plan.mode_name, plan.earlier)
     if folder is None:
         return plan
-    width = max(2, len(str(len(plan.jobs))))
-    jobs = [
-        job
-        if job.folder is not None
-        else replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")
-        for job in plan.jobs
-    ]
+    jobs = [job if job.folder is not None else in_sweep(job, folder) for job in plan.jobs]
     return replace(plan, folder=folder, job_list=replace(plan.job_list, jobs=jobs))
+
+
+def in_sweep(job: SweepJob, folder: Path) -> SweepJob:
+    """Return a job with its folder, in the folder of its sweep."""
+    width = max(2, len(str(job.total)))
+    return replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")
 
 
 def _jobs(

@@ -26,7 +26,7 @@ class Record:
 
     Args:
         folder: The sweep's folder; None writes nothing.
-        jobs: Every job of the sweep, whether or not it runs now.
+        jobs: Every job of the sweep, whether or not it runs now; more may be added.
         result_name: The file with which a job ends.
         head: What the file says beside the jobs; a mode, the suite and times are added.
         tasks: Jobs that were submitted to a cluster before, with their names there.
@@ -47,12 +47,40 @@ class Record:
         self._places: dict[int, str | None] = {}
         self._warned = False
 
+    @property
+    def folder(self) -> Path | None:
+        """The sweep's folder; None if it has none."""
+        return self._folder
+
+    @property
+    def jobs(self) -> Sequence[SweepJob]:
+        """Every job of the sweep so far, in order."""
+        return tuple(self._jobs)
+
+    def status_of(self, number: int) -> str:
+        """Return the word for the state of a job, or for how it ended."""
+        return self._statuses[number]
+
+    def add(self, jobs: Sequence[SweepJob], head: Mapping[str, Any] | None = None) -> None:
+        """Record jobs that the sweep did not have, before they can start.
+
+        Args:
+            jobs: The jobs; their numbers follow those of the others.
+            head: What the file says from now on beside the jobs, by key: a change of its state that
+                belongs to these jobs, or to none. Both are written at once.
+        """
+        self.keep(jobs)
+        self._jobs += jobs
+        self._statuses |= {job.number: state(job.folder, self._result_name) for job in jobs}
+        self._head |= head or {}
+        self._write(None)
+
     def keep(self, jobs: Sequence[SweepJob]) -> None:
         """Keep the configurations of new jobs, in a file of their own."""
         if self._folder is None:
             return
         kept = {
-            job.folder.name: RecordedJob(job.overrides, job.config)
+            job.folder.name: RecordedJob(job.overrides, job.config, job.tuning)
             for job in jobs
             if job.folder is not None
         }
@@ -130,22 +158,23 @@ class Record:
         alone = [ALONE] if self._head.get("benchmark") is not None else []
         return self._head | {
             "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
-            "jobs": [
-                {
-                    "number": job.number,
-                    "model": job.config.model.name,
-                    "seed": job.config.train.seed,
-                    "swept": list(job.swept),
-                    "command": shlex.join(["elman", *job.overrides, *alone]),
-                    "folder": job.folder.name if job.folder else None,
-                    "status": self._statuses[job.number],
-                    "reason": self._reasons.get(job.number),
-                    "task": self._tasks.get(job.number),
-                    "place": self._places.get(job.number),
-                }
-                for job in self._jobs
-            ],
+            "jobs": [self._line(job, alone) for job in self._jobs],
         }
+
+    def _line(self, job: SweepJob, alone: Sequence[str]) -> dict[str, Any]:
+        line = {
+            "number": job.number,
+            "model": job.config.model.name,
+            "seed": job.config.train.seed,
+            "swept": list(job.swept),
+            "command": shlex.join(["elman", *job.overrides, *alone]),
+            "folder": job.folder.name if job.folder else None,
+            "status": self._statuses[job.number],
+            "reason": self._reasons.get(job.number),
+            "task": self._tasks.get(job.number),
+            "place": self._places.get(job.number),
+        }
+        return line if job.tuning is None else line | {"tuning": dict(job.tuning)}
 
 
 def sweep_record(request: SweepRequest, plan: PlannedSweep) -> Record:
@@ -167,12 +196,15 @@ def sweep_record(request: SweepRequest, plan: PlannedSweep) -> Record:
         "claims": list(plan.claims),
         "sizes": plan.sizes.model_dump(include={"equal_size", "max_params_spread"}),
         "added": added,
-        "mode": plan.jobs[0].config.mode,
+        "mode": plan.mode_name,
         "benchmark": suite.name if suite else None,
         # A report needs it, and by then the suite's file may be gone or changed.
         "suite": suite.definition if suite else None,
         "started": started,
     }
+    if earlier is not None and earlier.tune is not None:
+        head["tune"] = earlier.tune
+    head |= plan.source.head() if plan.source is not None else {}
     tasks = earlier.tasks if earlier is not None else {}
     return Record(plan.folder, plan.jobs, plan.mode.result_file, head, tasks)
 

@@ -35,12 +35,15 @@ class LauncherChoice:
         overrides: Overrides that choose it with exactly its settings.
         save_seconds: How long before its limit a cluster tells a job to save; None elsewhere.
         load: Returns Hydra's launcher, given the sweep's folder.
+        hydras: The choice of group ``hydra/launcher`` if it is one of Hydra's own launchers, which
+            take a list of jobs and ask for no more; else None.
     """
 
     name: str
     overrides: tuple[str, ...]
     save_seconds: int | None
     load: Callable[[Path | None], Launcher]
+    hydras: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ def _launcher(
     name = str(tree.hydra.runtime.choices["launcher"])
     used = str(tree.hydra.runtime.choices["hydra/launcher"])
     overrides = [text for text in of_hydra if re.match(r"hydra[./]launcher\b", text)]
-    if used.startswith("elman_"):
+    is_own = used.startswith("elman_")
+    if is_own:
         own = settings.model_dump(exclude={"name"})
         values = [f"launcher.{key}={as_override(value)}" for key, value in own.items()]
         overrides = [f"launcher={name}", *values, *overrides]
@@ -163,4 +167,5 @@ def _launcher(
         )
 
     delay = tree.hydra.launcher.get("signal_delay_s")
-    return LauncherChoice(name, tuple(overrides), None if delay is None else int(delay), load)
+    seconds = None if delay is None else int(delay)
+    return LauncherChoice(name, tuple(overrides), seconds, load, None if is_own else used)

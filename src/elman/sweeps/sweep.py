@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from elman.base.output import keep_going
 from elman.config.run_config import Mode
 from elman.launchers.command import job_command
 from elman.launchers.job import SweepJob
-from elman.launchers.request import JobLauncher, LaunchRequest
+from elman.launchers.request import JobLauncher, LaunchRequest, More, no_more
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import NOT_STARTED, read_result, recorded_status, state
 from elman.runs.status import job_status
@@ -31,13 +31,14 @@ from elman.sweeps.manifest import Record, sweep_record
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.resume import goes_on_by, jobs_left
 from elman.sweeps.row import SweepRow
+from elman.sweeps.source import JobSource
 
 
 @dataclass(frozen=True)
 class _Ended:
     """How jobs ended: Hydra's return and the result of each, and whether a signal came."""
 
-    jobs: list[tuple[JobReturn, dict[str, Any] | None]]
+    jobs: list[tuple[SweepJob, JobReturn, dict[str, Any] | None]] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -66,11 +67,12 @@ def sweep(request: SweepRequest, plan: PlannedSweep, notes: Sequence[str]) -> Ex
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and earlier.grows:
             earlier.check_not_grown_meanwhile()
-        page = live_report(folder if jobs[0].config.mode == "train" else None)
+        page = live_report(folder if plan.mode_name == "train" else None)
         with _saying_how_it_goes_on(folder, earlier is not None), page:
             rows, interrupted = _run(request, plan, record)
         record.end([row.status for row in rows])
-    request.table_of(plan.mode)(rows, [job.config for job in jobs], folder)
+    if rows:
+        request.table_of(plan.mode)(rows, [job.config for job in record.jobs], folder)
     failed = any(row.failed for row in rows)
     if folder is not None and failed:
         print(goes_on_by(folder), flush=True)
@@ -101,22 +103,25 @@ def _run(request: SweepRequest, plan: PlannedSweep, record: Record) -> tuple[lis
     Returns:
         Every job's line, and whether a signal stopped the sweep.
     """
-    jobs, mode, earlier = plan.jobs, plan.mode, plan.earlier
-    todo, adopted = list(jobs), dict[int, str]()
+    mode, earlier = plan.mode, plan.earlier
+    todo, adopted = list(plan.jobs), dict[int, str]()
     if earlier is not None:
         launcher = request.settings.launcher
         todo, adopted = jobs_left(plan.job_list.asked, mode, earlier.tasks, launcher)
     record.keep(plan.job_list.unrecorded)
     record.begin()
-    ended = _launch(request, plan, record, todo, adopted) if todo else _Ended([])
-    pairs = zip(todo, ended.jobs, strict=True)
-    rows = {job.number: _row(job, *end, mode) for job, end in pairs}
-    for job in jobs:
+    if plan.source is not None:
+        plan.source.begin(record)
+    ended = _Ended()
+    if todo or plan.source is not None:
+        ended = _launch(request, plan, record, todo, adopted)
+    rows = {job.number: _row(job, back, result, mode) for job, back, result in ended.jobs}
+    for job in record.jobs:
         if job.number not in rows:
             result = read_result(job.folder, mode.result_file)
             status = state(job.folder, mode.result_file)
             rows[job.number] = SweepRow(job.number, job.swept or job.overrides, status, result)
-    return [rows[job.number] for job in jobs], ended.interrupted
+    return [rows[job.number] for job in record.jobs], ended.interrupted
 
 
 def _launch(
@@ -137,8 +142,10 @@ def _launch(
     """
     if plan.mode.in_process:
         launched, results = in_process.launch(request, jobs)
-        return _Ended(list(zip(launched.returns, results, strict=True)), launched.interrupted)
+        ends = zip(jobs, launched.returns, results, strict=True)
+        return _Ended(list(ends), launched.interrupted)
     launcher, interrupted = request.launcher.load(plan.folder), False
+    came: list[SweepJob] = []
     if isinstance(launcher, JobLauncher):
         launched = launcher.launch_jobs(
             LaunchRequest(
@@ -149,13 +156,29 @@ def _launch(
                 request.config_flags,
                 record,
                 adopted,
+                _more_of(plan.source, record, came),
             )
         )
         returns, interrupted = launched.returns, launched.interrupted
     else:
         returns = list(launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0))
+    jobs = [*jobs, *came]
     found = [read_result(job.folder, plan.mode.result_file) for job in jobs]
-    return _Ended(list(zip(returns, found, strict=True)), interrupted)
+    return _Ended(list(zip(jobs, returns, found, strict=True)), interrupted)
+
+
+def _more_of(source: JobSource | None, record: Record, came: list[SweepJob]) -> More:
+    """Return what a launcher asks for further jobs, which are also put into a list."""
+    if source is None:
+        return no_more
+
+    def more(number: int) -> Sequence[SweepJob]:
+        jobs = source.more(number)
+        assert {job.number for job in jobs} <= {job.number for job in record.jobs}, "not recorded"
+        came.extend(jobs)
+        return jobs
+
+    return more
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:

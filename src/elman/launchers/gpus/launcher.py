@@ -31,15 +31,26 @@ def launch(request: LaunchRequest) -> Launched:
     Raises:
         UserError: the settings name a GPU that does not exist.
     """
-    jobs, settings = request.jobs, request.settings
+    jobs, settings = list(request.first_jobs()), request.settings
     assert isinstance(settings, GpusLauncher)
-    display = Display(jobs[0].total)
+    if not jobs:
+        return Launched([], interrupted=False)
+    display = Display(jobs[-1].total, grows=request.grows)
     wanted = any(wants_gpu(job.config) for job in jobs)
     slots = machine_slots(settings, wanted, display.say)
     with _folder(jobs) as folder:
         processes = len(slots) * settings.gpus_per_job
         executor = Executor(folder, _threads(processes), settings.detach)
         queued = [_handle(request, job, executor) for job in jobs]
+
+        def more(number: int) -> list[JobHandle]:
+            came = request.more(number)
+            display.total = came[-1].total if came else display.total
+            handles = [_handle(request, job, executor) for job in came]
+            jobs.extend(came)
+            queued.extend(handles)
+            return handles
+
         queue = Queue(
             queued,
             slots,
@@ -48,6 +59,7 @@ def launch(request: LaunchRequest) -> Launched:
             request.log,
             60 * settings.wait_minutes,
             settings.save_seconds,
+            more if request.grows else None,
         )
         with Interrupts() as interrupts:
             try:

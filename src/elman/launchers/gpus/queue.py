@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +30,9 @@ _REQUEUES = 6
 class Queue:
     """Runs jobs in order, each in the first free slot, and survives whatever happens to them.
 
+    If the sweep grows, it asks for a job as soon as a slot could take one: later answers know more
+    results, so there are never more jobs than free slots and warm processes.
+
     Args:
         jobs: The jobs.
         slots: Where they can run.
@@ -38,6 +41,7 @@ class Queue:
         log: Records what becomes of the jobs.
         wait_seconds: Longest time without a running job and without a free slot.
         save_seconds: Time between the first signal to a job and its kill.
+        more: Returns up to so many further jobs; None if there are only these.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Queue:
         log: JobLog,
         wait_seconds: float,
         save_seconds: float,
+        more: Callable[[int], Sequence[JobHandle]] | None = None,
     ) -> None:
         self._pending, self._slots = deque(jobs), list(slots)
         self._executor, self._display, self._log = executor, display, log
@@ -56,11 +61,13 @@ class Queue:
         self._running: list[JobHandle] = []
         self._idle_since = time.monotonic()
         self._quarantine = Quarantine()
+        self._more = more
+        self._may_ask = more is not None
 
     def run(self, interrupts: Interrupts) -> bool:
         """Run the jobs to their ends; return False if some could not be started."""
         try:
-            while self._running or (self._pending and not interrupts.count):
+            while self._running or (not interrupts.count and self._has_pending()):
                 self._step(interrupts)
                 time.sleep(POLL_SECONDS)
                 if self._pending and not self._running and not interrupts.count and self._stuck():
@@ -71,12 +78,43 @@ class Queue:
 
     def _step(self, interrupts: Interrupts) -> None:
         self._forward(interrupts)
-        for job in list(self._running):
-            self._look_after(job)
+        left = [job.slot for job in list(self._running) if self._look_after(job)]
+        if left and not interrupts.count:
+            self._ask()
+        for slot in left if not self._pending else ():
+            assert slot is not None
+            slot.leave()
         if not interrupts.count:
             self._place()
+            self._ask()
             self._warm_up()
         self._display.show(self._running, self._slots, len(self._pending))
+
+    def _has_pending(self) -> bool:
+        """Whether a job waits; if none does, ask for one."""
+        if not self._pending:
+            self._ask()
+        return bool(self._pending)
+
+    def _ask(self) -> None:
+        """Ask for the jobs that slots could take, unless the answer would be the last one again."""
+        number = self._wanted() - len(self._pending)
+        if self._more is None or not self._may_ask or number <= 0:
+            return
+        came = self._more(number)
+        self._pending.extend(came)
+        self._may_ask = bool(came)
+
+    def _wanted(self) -> int:
+        """Return how many jobs may wait: one for each free slot and for each warm process."""
+        if not self._running and not self._pending:
+            return 1  # the slots are looked at for this one: then it is known which are free
+        taken = {id(job.slot) for job in self._running}
+        return sum(
+            slot.warm if id(slot) in taken else not (slot.waiting or self._quarantine.resting(slot))
+            for slot in self._slots
+            if not slot.broken
+        )
 
     def _place(self) -> None:
         """Start the next jobs wherever a slot is free."""
@@ -98,7 +136,7 @@ class Queue:
             self._display.started(job)
             self._log.job_started(job.number, slot.name)
             taken.add(id(slot))
-            if not self._pending:
+            if not self._has_pending():
                 self._leave_all_but(taken)
 
     def _leave_all_but(self, taken: Container[int]) -> None:
@@ -135,19 +173,16 @@ class Queue:
             return False
         return True
 
-    def _look_after(self, job: JobHandle) -> None:
-        """Look how far a job is that has got a slot."""
+    def _look_after(self, job: JobHandle) -> bool:
+        """Look how far a job is that has got a slot; return whether it has ended for good."""
         assert job.process is not None
         assert job.slot is not None
-        if not job.running and job.process.said(RUNNING):
-            job.running = True
-            job.slot.started(last=not self._pending)
+        self._note_running(job)
         if not job.process.ended():
-            return
+            return False
         held = not job.running and job.process.said(HELD)
-        if not job.running and not held and job.process.said(RUNNING):
-            job.running = True
-            job.slot.started(last=not self._pending)
+        if not held:
+            self._note_running(job)
         status = self._closed(job)
         self._idle_since = time.monotonic()
         self._running.remove(job)
@@ -158,11 +193,18 @@ class Queue:
             self._pending.appendleft(job)
             self._display.again(job, held)
             self._log.job_waits(job.number)
-            return
+            return False
         self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
-        if not self._pending:
-            job.slot.leave()
         self._over(job, int(interrupted_status()) if status == REQUEUED else status)
+        return True
+
+    def _note_running(self, job: JobHandle) -> None:
+        """Tell the slot of a job when the job has begun to run there."""
+        assert job.process is not None
+        assert job.slot is not None
+        if not job.running and job.process.said(RUNNING):
+            job.running = True
+            job.slot.started(last=not self._pending and self._more is None)
 
     def _closed(self, job: JobHandle) -> int:
         """Return the exit status of a job whose process has ended, and close the process."""
@@ -174,6 +216,7 @@ class Queue:
 
     def _over(self, job: JobHandle, status: int) -> None:
         job.status = status
+        self._may_ask = self._more is not None
         self._display.ended(job, self._log.job_ended(job.number, status, job.said))
 
     def _stuck(self) -> bool:

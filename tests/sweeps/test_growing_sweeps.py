@@ -1,0 +1,179 @@
+"""Sweeps whose jobs come into being while they run, on each launcher of one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elman.base.exit_status import ExitStatus
+from elman.devices import locks, nvml
+from tests.waiting import eventually, gone
+
+SCRIPT = Path(__file__).parents[1] / "stubs" / "growing_sweep.py"
+# Of the stub modes: a job that waits for a signal to save, and ends well when it is started again.
+WAITS = 908
+
+
+class Growing:
+    """A folder with two pretend GPUs, and sweeps in it that grow to four jobs and then to five."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.started = folder, []
+        (folder / "notes").mkdir()
+        (folder / "gpus.json").write_text(json.dumps([{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
+        self.environment = environment | {
+            nvml.PRETENDED: str(folder / "gpus.json"),
+            locks.FOLDER: str(folder / "locks"),
+            "STUB_NOTES": str(folder / "notes"),
+            "STUB_ASKS": str(folder / "asks.jsonl"),
+            "STUB_JOBS": "4",
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a sweep."""
+        started = subprocess.Popen(
+            [sys.executable, str(SCRIPT), "-m", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(started)
+        return started
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Run a sweep to its end; return its exit status and what it printed."""
+        started = self.start(*arguments)
+        output, _ = started.communicate(timeout=180)
+        return started.returncode, output
+
+    @property
+    def sweep(self) -> Path:
+        """The one sweep's folder."""
+        (found,) = self.folder.glob("outputs/*/*_sweep")
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return sweep.json."""
+        content = json.loads((self.sweep / "sweep.json").read_text())
+        assert isinstance(content, dict)
+        return content
+
+    def asks(self) -> list[dict[str, int]]:
+        """Return every question, with how many jobs came, and how many waited and ran then."""
+        return [json.loads(line) for line in (self.folder / "asks.jsonl").read_text().splitlines()]
+
+    def starts(self) -> list[int]:
+        """Return the seeds of the jobs that were started, in order of time."""
+        found = []
+        for path in (self.folder / "notes").glob("*.jsonl"):
+            notes = [json.loads(line) for line in path.read_text().splitlines()]
+            found += [(note["time"], int(path.stem)) for note in notes if note["what"] == "start"]
+        return [seed for _, seed in sorted(found)]
+
+    def waiting_jobs(self, number: int) -> None:
+        """Wait until so many jobs train."""
+        eventually(lambda: len(list(self.folder.rglob("waiting"))) >= number)
+
+
+@pytest.fixture
+def growing(tmp_path: Path, stub_environment: dict[str, str]) -> Iterator[Growing]:
+    """Return a folder whose sweeps do not outlive the test."""
+    made = Growing(tmp_path, stub_environment)
+    yield made
+    for started in made.started:
+        started.kill()
+        started.communicate()
+
+
+@pytest.mark.parametrize("launcher", ["local", "gpus"])
+def test_jobs_come_into_being_by_the_results_of_earlier_ones(
+    growing: Growing, launcher: str
+) -> None:
+    status, output = growing.run(f"launcher={launcher}", "train.steps=3")
+    assert status == 0, output
+    record = growing.record()
+    jobs = record["jobs"]
+    assert [job["number"] for job in jobs] == [1, 2, 3, 4, 5]
+    assert {job["status"] for job in jobs} == {"ok"}
+    assert record["tune"] == {"state": "confirming"}
+    assert [job["tuning"]["phase"] for job in jobs] == ["trial"] * 4 + ["best"]
+    recorded = [
+        json.loads(line) for line in (growing.sweep / "jobs.jsonl").read_text().splitlines()
+    ]
+    assert [line["tuning"] for line in recorded] == [job["tuning"] for job in jobs]
+    seeds = [job["seed"] for job in jobs]
+    assert seeds[-1] == 4005  # every result was recorded before the question
+    assert sorted(growing.starts()) == sorted(seeds)
+    if launcher == "local":
+        assert seeds == [1, 1002, 2003, 3004, 4005]
+    assert [f"[{number} of 4] " in output for number in (1, 4, 5)] == [True, True, False]
+    assert "[5 of 5] " in output
+    # A place that takes a job, and one process that waits for it: no more is asked for.
+    places = 1 if launcher == "local" else 2
+    assert all(ask["waiting"] + ask["came"] <= places for ask in growing.asks())
+
+
+@pytest.mark.parametrize("launcher", ["local", "gpus"])
+def test_after_a_kill_no_job_is_lost_or_tried_twice(growing: Growing, launcher: str) -> None:
+    started = growing.start(f"launcher={launcher}", f"train.steps={WAITS}")
+    places = 1 if launcher == "local" else 2
+    growing.waiting_jobs(places)
+    before = growing.record()["jobs"]
+    pids = [json.loads(path.read_text().splitlines()[-1])["pid"] for path in _notes(growing)]
+    started.kill()
+    started.wait()
+    for pid in pids:
+        if launcher == "local":  # its jobs outlive it
+            os.kill(pid, signal.SIGINT)
+        eventually(lambda pid=pid: gone(pid))
+    (growing.folder / "notes" / "go").touch()
+    status, output = growing.run(f"sweep.resume={growing.sweep}")
+    assert status == 0, output
+    record = growing.record()
+    assert [job["status"] for job in record["jobs"]] == ["ok"] * 5
+    kept = [(job["number"], job["seed"], job["folder"], job["tuning"]) for job in record["jobs"]]
+    assert kept[: len(before)] == [
+        (job["number"], job["seed"], job["folder"], job["tuning"]) for job in before
+    ]
+    starts = growing.starts()
+    again = [seed for seed in set(starts) if starts.count(seed) > 1]
+    assert len(again) == places  # only those that ran go on
+    assert record["jobs"][-1]["seed"] == 4005
+
+
+def _notes(growing: Growing) -> list[Path]:
+    return list((growing.folder / "notes").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("launcher", ["local", "gpus"])
+def test_after_ctrl_c_no_job_is_asked_for(growing: Growing, launcher: str) -> None:
+    started = growing.start(f"launcher={launcher}", f"train.steps={WAITS}")
+    growing.waiting_jobs(1 if launcher == "local" else 2)
+    asked = len(growing.asks())
+    started.send_signal(signal.SIGINT)
+    output, _ = started.communicate(timeout=120)
+    assert started.returncode == ExitStatus.INTERRUPTED, output
+    assert len(growing.asks()) == asked
+    states = [job["status"] for job in growing.record()["jobs"]]
+    assert states[0] == "interrupted"
+    assert set(states) <= {"interrupted", "not started"}
+    assert "sweep.resume=" in output
+
+
+def test_a_launcher_that_cannot_ask_is_refused_and_leaves_nothing(growing: Growing) -> None:
+    status, output = growing.run("hydra/launcher=basic", "train.steps=3")
+    assert status == ExitStatus.USER_ERROR
+    (line,) = [line for line in output.splitlines() if line.startswith("elman: error:")]
+    assert "hydra/launcher=basic: it takes all jobs at the start" in line
+    assert line.endswith("type launcher=gpus, launcher=local or launcher=slurm in its place")
+    assert not (growing.folder / "outputs").exists()
