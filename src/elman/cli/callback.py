@@ -15,7 +15,7 @@ class ElmanCallback(Callback):
         """Prepare the one job of this process."""
         from elman.cli import session
         from elman.config.compose import compose_tree, typed_overrides
-        from elman.config.keys import named_keys
+        from elman.config.keys import UNTUNED, named_keys
         from elman.config.mistakes import explain_mistakes
         from elman.runs.prepare import prepare
         from elman.runs.recorded_job import take_recorded
@@ -29,7 +29,8 @@ class ElmanCallback(Callback):
             with explain_mistakes(typed, compose_tree):
                 ranks, dry = asks_for_ranks(config), is_dry(config)
                 if not ranks:
-                    refuse_alone(named_keys(typed) - {DRY_RUN})
+                    own = [text for text in typed if text not in UNTUNED]
+                    refuse_alone(named_keys(own) - {DRY_RUN})
                 refuse_without_run(config, named_keys(typed))
                 state = session.current()
                 if ranks:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elman.base.errors import UserError, did_you_mean, nearest, suggest
+from elman.config.keys import UNTUNED
 
 # Each flag's long name, with its short name and the placeholder of its value.
 _FLAGS: dict[str, tuple[str, str | None]] = {
@@ -52,7 +53,8 @@ class Arguments:
     def for_hydra(self) -> list[str]:
         """The arguments in the one order that Hydra's parser takes; ``--wide`` is ours alone."""
         flags = {name: value for name, value in self.flags.items() if name != "--wide"}
-        return [*self._spelled(flags), *self.overrides]
+        typed, taken = UNTUNED
+        return [*self._spelled(flags), *(taken if t == typed else t for t in self.overrides)]
 
     @property
     def search_flags(self) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing pydantic takes 0.1 s, which completion and --help
 CONFIG_MODULE = "elman.conf"
 CONFIG_NAME = "config"
 # Sections of the composed tree that are not part of a single job's typed configuration.
-OTHER_SECTIONS = ("hydra", "launcher", "sweep", "benchmark")
+OTHER_SECTIONS = ("hydra", "launcher", "sweep", "tune", "benchmark")
 
 
 @cache

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+UNTUNED = ("tune=null", "~tune")
+"""The override that turns tuning off as a user types it, and as Hydra takes it."""
+
 
 def named_keys(overrides: Sequence[str]) -> frozenset[str]:
     """Return the keys of ``key=value`` overrides, without Hydra's ``+`` and ``~`` marks.

@@ -31,7 +31,7 @@ from omegaconf.errors import (
 from elman.base.crash import in_users_code, kept_traceback, place_of
 from elman.base.errors import UserError, first_line, nearest, suggest
 from elman.base.yaml_file import uncomposable
-from elman.config.keys import is_hydra_key
+from elman.config.keys import UNTUNED, is_hydra_key
 from elman.config.model_files import MODEL
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -109,7 +109,7 @@ def _number(text: str) -> float | None:
 def _refuse_form(override: str) -> None:
     """Refuse forms that Hydra's grammar allows and elman does not use."""
     key, _, value = override.partition("=")
-    if override.startswith("~"):
+    if override.startswith("~") and override not in UNTUNED:
         if "." not in key:
             raise UserError(f"{key}: a group cannot be left out; drop {key}")
         instead = f"give it a value, as in {key[1:]}=null, or drop {key}"
@@ -125,11 +125,14 @@ def _refuse_form(override: str) -> None:
     from elman.config.run_config import RunConfig
     from elman.config.setting_mistakes import whole_section
 
-    if key in RunConfig.model_fields and value.startswith("{"):
+    if key not in (*RunConfig.model_fields, "tune"):
+        return
+    if value.startswith("{"):
         raise UserError(whole_section(key, value))
-    if key in RunConfig.model_fields:
-        sweep = f"elman -m {key}={value.strip('[]')}"
-        raise UserError(f"{override}: {key} takes one choice; for a job with each type {sweep}")
+    if key == "tune":
+        raise UserError(f"{override}: tune takes one choice, as in tune=rates")
+    sweep = f"elman -m {key}={value.strip('[]')}"
+    raise UserError(f"{override}: {key} takes one choice; for a job with each type {sweep}")
 
 
 def _refuse_path(override: str, command: _Command) -> None:

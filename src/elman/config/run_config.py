@@ -56,7 +56,7 @@ class RunConfig(Section):
     report: ReportConfig | None = None
 
 
-OF_SWEEPS = ("launcher", "sweep")
+OF_SWEEPS = ("launcher", "sweep", "tune")
 """Groups that only a sweep as a whole reads, never a single job."""
 
 
@@ -96,6 +96,7 @@ MODES: dict[str, Mode] = {
                 "parallel",
                 "log",
                 "benchmark",
+                "tune",
             }
         ),
         makes_folder=True,

@@ -94,6 +94,8 @@ def _groups() -> list[str]:
 def _of_another_choice(key: str, tree: Mapping[str, Any]) -> str:
     """Return the error for a key that exists, but not with the choices of a command."""
     group, _, name = key.partition(".")
+    if group == "tune":
+        return f"{key}: read only where something is tuned; add tune=rates, or drop it"
     if group not in VARIANTS:
         return f"{key}: not a setting of the groups chosen here; `elman --cfg job` prints those"
     owners = [
@@ -105,7 +107,8 @@ def _of_another_choice(key: str, tree: Mapping[str, Any]) -> str:
 
 def whole_section(section: str, value: str) -> str:
     """Return the error for a value given to a whole section."""
-    example = next(known for known in known_keys() if known.startswith(f"{section}."))
+    inside = (known for known in known_keys() if known.startswith(f"{section}."))
+    example = next(inside, f"{section}.<key>")
     return (
         f"{section}={value}: {section} is a group of settings; set one of them, as in {example}=..."
     )

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from elman.base.errors import nearest, suggest
 from elman.config import synonyms
 from elman.config.model_files import MODEL, model_files
-from elman.config.run_config import MODES, RunConfig
+from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.models.cells import registry
 from elman.sections.launching import LAUNCHERS, SweepConfig
 from elman.sections.model import ModelConfig
@@ -23,6 +23,7 @@ from elman.sections.optim import OPTIMISERS
 from elman.sections.section import Section
 from elman.sections.tasks import TASKS
 from elman.sections.training import DataConfig
+from elman.sections.tune import TuneConfig
 
 MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 VARIANTS: dict[str, tuple[str, Mapping[str, type[Section]]]] = {
@@ -31,6 +32,7 @@ VARIANTS: dict[str, tuple[str, Mapping[str, type[Section]]]] = {
     "launcher": ("name", LAUNCHERS),
 }
 """Groups whose choice decides which settings there are: the key that names it, and the choices."""
+_OF_SWEEPS: dict[str, type[Section]] = {"sweep": SweepConfig, "tune": TuneConfig}
 # The setting that a word after the name of a mode is meant for.
 _OF_MODE = {
     "eval": "eval.checkpoint",
@@ -54,7 +56,7 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     read = [name for name in RunConfig.model_fields if name != "mode"]
     if mode in MODES:
         read = [name for name in read if name in MODES[mode].reads]
-    keys = [f"{name}.{key}" for name in (*read, "launcher", "sweep") for key in _keys(name, tree)]
+    keys = [f"{name}.{key}" for name in (*read, *OF_SWEEPS) for key in _keys(name, tree)]
     return ["mode", *dict.fromkeys(keys), "benchmark.only"]
 
 
@@ -76,8 +78,8 @@ def _keys(section: str, tree: Mapping[str, Any]) -> Iterator[str]:
 
 def _class(section: str) -> type[Section]:
     """Return the type of a section of which there is one form."""
-    if section == "sweep":
-        return SweepConfig
+    if section in _OF_SWEEPS:
+        return _OF_SWEEPS[section]
     annotation = RunConfig.model_fields[section].annotation
     found: type[Section] = next(
         part

@@ -32,6 +32,7 @@ from elman.sections.optim import OPTIMISERS
 from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
 from elman.sections.training import TrainConfig
+from elman.sections.tune import TuneConfig
 
 _DATA: TypeAdapter[AnyData] = TypeAdapter(AnyData)
 
@@ -139,13 +140,16 @@ def _check_task(task: TaskConfig, train: TrainConfig) -> None:
         )
 
 
-def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
+def validate_sweep(
+    launcher: Any, sweep: Any, named: frozenset[str], tune: Any = None
+) -> SweepSettings:
     """Return the typed settings of a whole sweep.
 
     Args:
         launcher: Section ``launcher`` of the composed tree, as plain containers.
         sweep: Section ``sweep``.
         named: Dotted keys that the user named.
+        tune: Section ``tune``; None if nothing is tuned.
 
     Raises:
         UserError: as :func:`validate`.
@@ -158,13 +162,16 @@ def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSet
             f"launcher.name={shown(name)}: choose the launcher, with its settings, by "
             f"launcher={best}; choices: {', '.join(LAUNCHERS)}"
         )
-    tree = {"launcher": launcher, "sweep": sweep}
+    tree = {"launcher": launcher, "sweep": sweep, "tune": tune}
     try:
         return SweepSettings(
-            launcher=known.model_validate(launcher), sweep=SweepConfig.model_validate(sweep)
+            launcher=known.model_validate(launcher),
+            sweep=SweepConfig.model_validate(sweep),
+            tune=None if tune is None else TuneConfig.model_validate(tune),
         )
     except ValidationError as error:
-        section = "launcher" if error.title == known.__name__ else "sweep"
+        titles = {known.__name__: "launcher", TuneConfig.__name__: "tune"}
+        section = titles.get(error.title, "sweep")
         raise UserError(first_problem(error, tree, section)) from None
 
 

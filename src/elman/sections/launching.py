@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Count, Positive, Section, rounded
+from elman.sections.tune import TuneConfig
 
 GpuName = int | str
 """A GPU as a user names it: its number in PCI order, or the beginning of its UUID."""
@@ -146,7 +147,8 @@ class SweepConfig(Section):
 
 
 class SweepSettings(Section):
-    """The settings of a whole sweep."""
+    """The settings of a whole sweep; ``tune`` is None if nothing is tuned."""
 
     launcher: LauncherConfig
     sweep: SweepConfig
+    tune: TuneConfig | None = None

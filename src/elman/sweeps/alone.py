@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
 from elman.config.compose import typed_overrides
-from elman.config.keys import named_keys
+from elman.config.keys import UNTUNED, named_keys
 from elman.config.ranks import GPUS_PER_JOB, Where, check_ranks, starts_ranks
 from elman.config.run_config import MODES
 from elman.launchers.command import OF_THE_SWEEP
@@ -63,7 +63,7 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
     Raises:
         UserError: a setting is wrong, or the model cannot be built.
     """
-    typed = [text for text in typed_overrides(tree, "task") if named_keys([text]) != {DRY_RUN}]
+    typed = [text for text in typed_overrides(tree, "task") if not _is_left_out(text)]
     kept = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
     config = check_alone(tree, may_pack=False)
     said = [shlex.join(["elman", *config_flags, *kept])]
@@ -78,6 +78,10 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
         return 0
 
     return run
+
+
+def _is_left_out(text: str) -> bool:
+    return text in UNTUNED or named_keys([text]) == {DRY_RUN}
 
 
 def ranks_alone(

@@ -69,6 +69,8 @@ def planned_sweep(request: SweepRequest) -> PlannedSweep:
         UserError: a setting is wrong, or an earlier sweep cannot go on.
     """
     refuse_sweep_in_rank()
+    if request.settings.tune is not None:
+        raise UserError("tune: tuned sweeps are not there yet; add tune=null")
     earlier = earlier_sweep(request.settings.sweep)
     job_list, suite = _jobs(request, earlier)
     mode = _one_mode(job_list.jobs)

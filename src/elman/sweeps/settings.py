@@ -13,6 +13,8 @@ from elman.config.run_config import OF_SWEEPS
 from elman.config.validate import validate_sweep
 from elman.sections.launching import SweepConfig, SweepSettings
 
+# Sections that every sweep has; it has `tune` only if something is tuned.
+_ALWAYS = ("launcher", "sweep")
 _SIZES = ("equal_size", "max_params_spread")
 # A config file of the user's own may hold both settings.
 _CLAIMS = ("sweep", *(f"sweep.{key}" for key in _SIZES))
@@ -25,8 +27,9 @@ def sweep_settings(tree: DictConfig) -> SweepSettings:
         UserError: a setting is wrong, or the chosen launcher does not read it.
     """
     named = named_keys(typed_overrides(tree, "task"))
-    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
-    settings = validate_sweep(sections["launcher"], sections["sweep"], named)
+    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in _ALWAYS}
+    tune = OmegaConf.to_container(tree.tune, resolve=True) if tree.get("tune") else None
+    settings = validate_sweep(sections["launcher"], sections["sweep"], named, tune)
     used = str(tree.hydra.runtime.choices["hydra/launcher"])
     of_launcher = sorted(key for key in named if _of("launcher", key))
     if used != f"elman_{settings.launcher.name}" and of_launcher:
@@ -66,7 +69,7 @@ def composed_sizes(tree: DictConfig) -> SweepConfig:
     Raises:
         UserError: the claim is wrong.
     """
-    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
+    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in _ALWAYS}
     return validate_sweep(sections["launcher"], sections["sweep"], frozenset()).sweep
 
 
