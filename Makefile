@@ -2,7 +2,7 @@
 #   make run     a first small run: trains a language model for one minute
 #   make test    every test but the long ones, which are `make test-slow`
 # Each makes .venv and installs into it if that is needed. pip's own settings (PIP_INDEX_URL,
-# PIP_EXTRA_INDEX_URL, pip.conf ...) are honoured. constraints.txt says which torch is tested;
+# PIP_EXTRA_INDEX_URL, pip.conf ...) are honored. constraints.txt says which torch is tested;
 # constraints-dev.txt pins all that tests and checks run with.
 
 VENV ?= .venv

@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 
 def ssd_inputs(batch: int, steps: int, heads: int, rows: int, columns: int) -> list[Tensor]:
-    """Return x, log decays as at initialisation, B, C and a first state."""
+    """Return x, log decays as at initialization, B, C and a first state."""
     step = functional.softplus(torch.randn(batch, steps, heads) - 4)
     rates = 1 + 15 * torch.rand(heads)
     return [
@@ -69,7 +69,7 @@ def ssd_inputs(batch: int, steps: int, heads: int, rows: int, columns: int) -> l
 
 
 def delta_inputs(batch: int, steps: int, heads: int, keys: int, values: int) -> list[Tensor]:
-    """Return q, k, v, log decays as at initialisation, strengths and a first state."""
+    """Return q, k, v, log decays as at initialization, strengths and a first state."""
     step = functional.softplus(torch.randn(batch, steps, heads) - 4)
     q, k = functional.normalize(torch.randn(2, batch, steps, heads, keys), dim=-1)
     return [

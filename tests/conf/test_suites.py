@@ -25,7 +25,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 suites = pytest.mark.parametrize("name", NAMES)
 
 # Copied from the specifications' tables, independently of the files: the parameters of every run in
-# order, and minutes or steps, batch, optimiser, its rate and warm-up.
+# order, and minutes or steps, batch, optimizer, its rate and warm-up.
 LEGACY, FREE = "legacy", "schedulefree"
 OF_E75 = [101936528, 95020016, 97561856, 104116096, 98838400, 98838400, 99131904]
 TABLES: dict[str, tuple[list[int], tuple[float, int, str, float, int]]] = {

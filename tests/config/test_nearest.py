@@ -105,7 +105,7 @@ def test_a_file_given_as_a_group_is_answered_with_its_setting(
     assert "did you mean data.path=book.txt?" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("typed", ["log.note", "train.colour", "generate.zebra", "foo.bar", "x"])
+@pytest.mark.parametrize("typed", ["log.note", "train.color", "generate.zebra", "foo.bar", "x"])
 def test_nothing_is_suggested_where_nothing_is_meant(typed: str) -> None:
     assert meant_key(typed, known_keys()) is None
 

@@ -22,7 +22,7 @@ def test_the_one_of_this_machine_is_found(cache: Path) -> None:
     assert found.kind in ("g++", "clang")
 
 
-def test_cxx_is_honoured_and_proved_once_for_all_processes(fake_compiler) -> None:
+def test_cxx_is_honored_and_proved_once_for_all_processes(fake_compiler) -> None:
     fake = fake_compiler()
     found = find_compiler()
     assert found is not None

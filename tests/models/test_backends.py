@@ -83,7 +83,7 @@ def test_cells_without_kernels_run_the_reference(name, device) -> None:
             "backends: auto, reference, cpu, cuda, triton, torch",
         ),
     ],
-    ids=["not-there", "wrong-device", "misspelt"],
+    ids=["not-there", "wrong-device", "misspelled"],
 )
 def test_an_impossible_backend_is_refused_with_what_to_type(
     cell, requested, device, message

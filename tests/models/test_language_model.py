@@ -36,9 +36,9 @@ def rms(x: Tensor, norm: nn.Module) -> Tensor:
 
 
 def layer_norm(x: Tensor, norm: nn.Module) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return centred / scale * norm.weight + norm.bias
+    centered = x - x.mean(-1, keepdim=True)
+    scale = (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return centered / scale * norm.weight + norm.bias
 
 
 def plain_rms(model: LanguageModel, tokens: Tensor) -> Tensor:

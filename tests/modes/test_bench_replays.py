@@ -217,7 +217,7 @@ def test_the_tables_say_what_was_replayed(capsys, tmp_path: Path) -> None:
     print_bench(table_console(), result, tmp_path)
     printed = capsys.readouterr().out
     (titles,) = [line for line in printed.splitlines() if "both passes" in line]
-    order = ["data", "forward", "backward", "both passes", "optimiser"]
+    order = ["data", "forward", "backward", "both passes", "optimizer"]
     assert [titles.index(title) for title in order] == sorted(map(titles.index, order))
     assert "replayed as CUDA graphs, as in training" in printed
     assert "launched by Python one operation at a time: slow reference" in printed

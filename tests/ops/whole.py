@@ -39,7 +39,7 @@ def compile_steps(engine: str, dtype: torch.dtype, *, resets: bool = False) -> N
     table, steps = STEPS[engine]
 
     def prepare() -> None:
-        with optimised(dtype):
+        with optimized(dtype):
             table.prepare(steps, dtype, f"{engine} {dtype}", resets=resets)
 
     _load_together(table._loaded, [(step, dtype, resets) for step in steps], prepare)
@@ -53,7 +53,7 @@ def compile_channel(dtype: torch.dtype, *, resets: bool = False) -> None:
     specs = list(dict.fromkeys(made))
 
     def prepare() -> None:
-        with optimised(dtype):
+        with optimized(dtype):
             channel.prepare(specs, f"channel {dtype}")
 
     _load_together(channel._loaded, specs, prepare)
@@ -70,12 +70,12 @@ def compile_matrix(
 
     for dtype in dict.fromkeys(dtype for _, dtype in wanted):
         of_dtype = [one for one in wanted if one[1] == dtype]
-        with optimised(dtype), ThreadPoolExecutor(2) as pool:
+        with optimized(dtype), ThreadPoolExecutor(2) as pool:
             list(pool.map(prepare, (of_dtype[::2], of_dtype[1::2])))
 
 
 @contextmanager
-def optimised(dtype: torch.dtype) -> Iterator[None]:
+def optimized(dtype: torch.dtype) -> Iterator[None]:
     """Compile kernels of fp64 with -O1, in half the time, and others as users have them.
 
     In fp64 the equations are proved, whose numbers do not depend on it.

@@ -221,7 +221,7 @@ def test_the_suite_has_every_run_of_one_seed_before_the_next() -> None:
 def styles_of(page: str) -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
     """Return what styles a page shows: by plot the curves', the legend's of models, the table's.
 
-    A style is the classes of a colour and of dashes. Curves and rows of the table are named by the
+    A style is the classes of a color and of dashes. Curves and rows of the table are named by the
     row's number, entries of the legend by their model.
     """
     tree = ElementTree.fromstring(page.partition("\n")[2])
@@ -243,12 +243,12 @@ def line_style(element: ElementTree.Element) -> str:
     return (element.get("class") or "").partition("line ")[2]
 
 
-def colour(style: str) -> str:
+def color(style: str) -> str:
     return style.split()[0]
 
 
 @pytest.mark.parametrize("by_model", [True, False])
-def test_a_model_has_one_colour_on_the_whole_page(tmp_path: Path, by_model: bool) -> None:
+def test_a_model_has_one_color_on_the_whole_page(tmp_path: Path, by_model: bool) -> None:
     """A suite may run all tasks of a model first, or all models of a task."""
     sweep = FakeSweep(tmp_path / "sweep", benchmark="expressivity")
     models, tasks = [E88, GDN, "e1_384x4_e2"], TEN_TASKS
@@ -264,10 +264,10 @@ def test_a_model_has_one_colour_on_the_whole_page(tmp_path: Path, by_model: bool
     for drawn in curves.values():
         assert {by_row[row]: style for row, style in drawn.items()} == legend
     for row, model in by_row.items():
-        assert colour(table[row]) == colour(legend[model])
+        assert color(table[row]) == color(legend[model])
 
 
-def test_a_run_on_text_changes_no_colour_of_a_task(tmp_path: Path) -> None:
+def test_a_run_on_text_changes_no_color_of_a_task(tmp_path: Path) -> None:
     sweep = FakeSweep(tmp_path / "sweep")
     sweep.job("model=e1")
     for model in (E88, GDN):

@@ -1,4 +1,4 @@
-"""What a mode declares and a sweep honours: its result file, its table, jobs in this process."""
+"""What a mode declares and a sweep honors: its result file, its table, jobs in this process."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 def started(
     config: RunConfig, change: Callable[[LanguageModel], object] = lambda model: None
 ) -> Iterator[TrainingState]:
-    """Yield the training state of a model, changed before the optimiser sees it."""
+    """Yield the training state of a model, changed before the optimizer sees it."""
     with open_data(config.data, config.train.chunk_size, print) as data:
         torch.manual_seed(0)
         model = build_model(config.model, backend=config.kernels.backend)

@@ -1,4 +1,4 @@
-"""One optimizer step: what the gradients are when they reach the optimiser, and the states."""
+"""One optimizer step: what the gradients are when they reach the optimizer, and the states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stepping(text: Path, *overrides: str) -> Iterator[TrainingState]:
 def given_gradients(
     state: TrainingState, monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, Tensor]]:
-    """Return a list that fills with the gradients that each step gives to the optimiser."""
+    """Return a list that fills with the gradients that each step gives to the optimizer."""
     given: list[dict[str, Tensor]] = []
     step = state.optimizer.step
 
@@ -62,7 +62,7 @@ def norm_of(gradients: dict[str, Tensor]) -> float:
     return math.sqrt(sum(float(grad.double().square().sum()) for grad in gradients.values()))
 
 
-def test_the_optimiser_gets_gradients_of_no_larger_norm_than_grad_clip(
+def test_the_optimizer_gets_gradients_of_no_larger_norm_than_grad_clip(
     text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms: dict[str, float] = {}
@@ -96,7 +96,7 @@ def test_accumulated_gradients_are_those_of_one_batch_of_all_rows(
 
 
 def counting_text(path: Path, size: int) -> Path:
-    """Write a text whose neighbouring bytes count up: it shows whether two rows are one text."""
+    """Write a text whose neighboring bytes count up: it shows whether two rows are one text."""
     path.write_bytes(bytes(place % 251 for place in range(size)))
     return path
 

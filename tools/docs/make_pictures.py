@@ -49,14 +49,14 @@ _WIDE = 12.2
 
 
 def screen_text(screen: pyte.Screen, folder: str) -> Text:
-    """Return the screen's content with its colours, without trailing blank lines."""
+    """Return the screen's content with its colors, without trailing blank lines."""
     lines = []
     for row in range(LINES):
         line = Text()
         for column in range(COLUMNS):
             cell = screen.buffer[row][column]
-            colour = cell.fg if cell.fg.isalpha() and cell.fg != "default" else ""
-            style = " ".join(part for part in ("bold" * cell.bold, colour) if part)
+            color = cell.fg if cell.fg.isalpha() and cell.fg != "default" else ""
+            style = " ".join(part for part in ("bold" * cell.bold, color) if part)
             line.append(cell.data, style.replace("brown", "yellow"))
         line.rstrip()
         lines.append(_at_home(line, folder))

@@ -55,7 +55,7 @@ def printed(folder: Path) -> None:
 
 
 def save(pictures: Sequence[Image.Image], path: Path) -> None:
-    """Save pictures side by side, in 256 colours so that the file is small."""
+    """Save pictures side by side, in 256 colors so that the file is small."""
     gaps = GAP * (len(pictures) - 1)
     size = (sum(one.width for one in pictures) + gaps, max(one.height for one in pictures))
     whole, left = Image.new("RGB", size, "#9aa1a8"), 0

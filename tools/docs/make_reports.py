@@ -61,7 +61,7 @@ earlier versions have no digests.
 - **Failures** says how each run failed, with its last error, and which command runs it again.
 - **What each can compute** is there if runs learned [tasks](tasks.md): a verdict for each model, a
   grid of models and tasks with a dot for each seed, and accuracy by the length of the rows. A model
-  has one colour on the whole page. Point at it in the legend to see it alone in every plot.
+  has one color on the whole page. Point at it in the legend to see it alone in every plot.
 - **What was swept** is a picture of the swept keys, see below.
 - **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
   (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,

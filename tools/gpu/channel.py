@@ -44,7 +44,7 @@ SWEPT = [Tuning(*sizes) for sizes in itertools.product((8, 16), (2, 3, 4), (1, 2
 
 
 def plan_of(step: str, channels: int) -> Plan:
-    """Return a plan with the step's inputs in one source, keys normalised, y silu(y)."""
+    """Return a plan with the step's inputs in one source, keys normalized, y silu(y)."""
     inputs = CELLS[step].inputs
     unit = "key" if "key" in inputs else None
     places = row_blocks(dict.fromkeys(inputs, channels))

@@ -23,7 +23,7 @@ from elman.training.objective import Mark, unmarked
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.preparation import prepare_pass, prepare_step
 
-FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimiser"
 DATA, PASSES = "data", "passes"
 """Parts of an iteration. A graph of training has both passes: they end together."""
 
@@ -80,7 +80,7 @@ class LayerSubject(Subject):
         level: ``layer``, or ``op`` for a recurrence alone.
     """
 
-    parts = (FORWARD, BACKWARD, OPTIMISER)
+    parts = (FORWARD, BACKWARD, OPTIMIZER)
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class LayerSubject(Subject):
         mark(BACKWARD)
         self._optimizer.step()
         self._drop_gradients()
-        mark(OPTIMISER)
+        mark(OPTIMIZER)
 
     def record(self, graphs: Graphs) -> None:
         """Record each part of an iteration, which from now on replays them.
@@ -173,7 +173,7 @@ class StepSubject(Subject):
     """
 
     level = "step"
-    parts: tuple[str, ...] = (DATA, FORWARD, BACKWARD, OPTIMISER)
+    parts: tuple[str, ...] = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 
     def __init__(
         self, config: RunConfig, data: AnyRunData, backend: str, device: torch.device
@@ -190,7 +190,7 @@ class StepSubject(Subject):
         self.replayed = uses_graph(config, device)
         self._state = state_of(config, data, model, optimizer, device, graph=self.replayed)
         if self.replayed:
-            self.parts = (DATA, PASSES, OPTIMISER)
+            self.parts = (DATA, PASSES, OPTIMIZER)
             prepare_step(self._state)  # records it
         self.params = model.num_params()
         self.tokens = config.train.batch_size * config.train.chunk_size

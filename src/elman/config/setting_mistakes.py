@@ -26,7 +26,7 @@ from elman.config.suggestions import (
 )
 from elman.models.cells import registry
 from elman.sections.data import TEXT, chosen_by_file
-from elman.sections.optim import OPTIMISERS
+from elman.sections.optim import OPTIMIZERS
 from elman.sections.tasks import TASKS
 
 VOCAB_SIZE_FOLLOWS = (
@@ -35,7 +35,7 @@ VOCAB_SIZE_FOLLOWS = (
 # Groups have short names, in which one wrong letter weighs more.
 _GROUP_LIKE = 0.6
 # What pydantic adds to a place for the members of a union.
-_BRANCHES = (*OPTIMISERS, *TASKS, TEXT, "int", "str", "list[str]")
+_BRANCHES = (*OPTIMIZERS, *TASKS, TEXT, "int", "str", "list[str]")
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

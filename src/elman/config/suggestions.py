@@ -19,7 +19,7 @@ from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.models.cells import registry
 from elman.sections.launching import LAUNCHERS, SweepConfig
 from elman.sections.model import ModelConfig
-from elman.sections.optim import OPTIMISERS
+from elman.sections.optim import OPTIMIZERS
 from elman.sections.section import Section
 from elman.sections.tasks import TASKS
 from elman.sections.training import DataConfig
@@ -27,7 +27,7 @@ from elman.sections.tune import TuneConfig
 
 MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 VARIANTS: dict[str, tuple[str, Mapping[str, type[Section]]]] = {
-    "optim": ("name", OPTIMISERS),
+    "optim": ("name", OPTIMIZERS),
     "data": ("task", {"default": DataConfig, **TASKS}),
     "launcher": ("name", LAUNCHERS),
 }

@@ -28,7 +28,7 @@ from elman.sections.data import AnyData, refuse_unknown_task
 from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.model import VOCAB_SIZE
-from elman.sections.optim import OPTIMISERS
+from elman.sections.optim import OPTIMIZERS
 from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
 from elman.sections.training import TrainConfig
@@ -50,7 +50,7 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     """
     sections = dict(tree)
     check_read(named, sections.get("mode"))
-    _refuse_optimiser_by_key(sections.get("optim"), named)
+    _refuse_optimizer_by_key(sections.get("optim"), named)
     refuse_unknown_task(sections.get("data"), named)
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
@@ -175,16 +175,16 @@ def validate_sweep(
         raise UserError(first_problem(error, tree, section)) from None
 
 
-def _refuse_optimiser_by_key(optim: Any, named: frozenset[str]) -> None:
+def _refuse_optimizer_by_key(optim: Any, named: frozenset[str]) -> None:
     if "optim.name" not in named or not isinstance(optim, Mapping):
         return
     name = optim.get("name")
-    known = OPTIMISERS.get(name) if isinstance(name, str) else None
+    known = OPTIMIZERS.get(name) if isinstance(name, str) else None
     if known is None or set(optim) != set(known.model_fields):
-        best = nearest(str(name), OPTIMISERS) or "adamw"
+        best = nearest(str(name), OPTIMIZERS) or "adamw"
         raise UserError(
             f"optim.name={shown(name)}: choose the optimizer, with its settings, by "
-            f"optim={best}; choices: {', '.join(OPTIMISERS)}"
+            f"optim={best}; choices: {', '.join(OPTIMIZERS)}"
         )
 
 

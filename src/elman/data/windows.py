@@ -44,7 +44,7 @@ def scoring_batches(
 ) -> Iterator[Bytes]:
     """Yield windows in which every byte but the first is predicted exactly once: uint8 [b, t+1].
 
-    Neighbouring windows share one byte: the last predicted byte is the first input of the next
+    Neighboring windows share one byte: the last predicted byte is the first input of the next
     window. t is T, except in the last batch, which has one row with the remaining bytes.
 
     Args:

@@ -1,7 +1,7 @@
 """How the rows of a batch are divided among ranks and virtual shards. Imports no torch.
 
 A batch is cut into equal parts in the order of its rows. Every rank has an equal run of
-neighbouring parts, which it computes one after another.
+neighboring parts, which it computes one after another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sums in one fixed binary tree, whatever the number of ranks that share its leaves.
 
-Floating point sums depend on their order. Here neighbours are added first: the leaves 0 and 1,
+Floating point sums depend on their order. Here neighbors are added first: the leaves 0 and 1,
 2 and 3, then the sums of these pairs, and so on. A rank that has an aligned run of 2^m leaves
 computes a subtree, so ranks change who adds, and never what is added to what.
 

@@ -1,7 +1,7 @@
 """Kernels whose blocks wait for each other give up after some seconds instead of hanging.
 
 Such a kernel leaves NaN in its results and writes to a word in the host's memory. Reading that word
-takes no synchronisation and asks nothing of the GPU, so that kernels may be replayed as a graph.
+takes no synchronization and asks nothing of the GPU, so that kernels may be replayed as a graph.
 """
 
 from __future__ import annotations

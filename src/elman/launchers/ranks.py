@@ -1,7 +1,7 @@
 """The ranks of one job on this machine: a process for each GPU, ended together, with one status.
 
 Each gets the environment that torchrun gives its processes. torchrun itself is not used, because it
-gives a failed rank's neighbours 30 s to save, always exits with status 1, and passes on no second
+gives a failed rank's neighbors 30 s to save, always exits with status 1, and passes on no second
 signal. Imports no torch.
 """
 

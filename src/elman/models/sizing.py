@@ -1,7 +1,7 @@
 """Finds the size at which a model's count comes nearest to a target.
 
 All values of the size are counted (:mod:`elman.models.counts`), because a count may fall where a
-size grows: more heads of sLSTM have smaller matrices. The answer and its neighbours are then built
+size grows: more heads of sLSTM have smaller matrices. The answer and its neighbors are then built
 with all layers.
 """
 
@@ -99,12 +99,12 @@ def solve(
         resized = resized_to(config, {over: size})
         return Sized(resized, size, counts.whole(resized, found[size]), target)
 
-    below, above = (None if size is None else whole(size) for size in _neighbours(found, best))
+    below, above = (None if size is None else whole(size) for size in _neighbors(found, best))
     reached = min(found.values()) <= target <= max(found.values())
     return Solution(over, whole(best), below, above, reached)
 
 
-def _neighbours(found: dict[Number, float], best: Number) -> tuple[Number | None, Number | None]:
+def _neighbors(found: dict[Number, float], best: Number) -> tuple[Number | None, Number | None]:
     """Return the sizes beside the answer, 0 left out; beside 0, those of the counts beside its."""
     named = [value for value in found if value]
     if best:

@@ -54,7 +54,7 @@ COUNTS: Mapping[Target, Callable[[ModelConfig, RunConfig], float]] = {
 
 
 def run(job: PreparedRun) -> ExitStatus:
-    """Print the nearest size, its neighbours, its memory and the command that trains it.
+    """Print the nearest size, its neighbors, its memory and the command that trains it.
 
     Returns:
         ``OK``, or ``FAILED`` if the target lies outside what was searched.

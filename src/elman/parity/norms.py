@@ -219,5 +219,5 @@ def _narrow(run: Run) -> torch.dtype:
 
 
 def _turned(tensor_btd: Tensor) -> Tensor:
-    """Return the same numbers as a transposed view: row neighbours are not adjacent in memory."""
+    """Return the same numbers as a transposed view: row neighbors are not adjacent in memory."""
     return tensor_btd.transpose(1, 2).contiguous().transpose(1, 2)

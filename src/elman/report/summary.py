@@ -19,16 +19,16 @@ from elman.evaluation.result import RunResult
 from elman.report.tables.sweep import computed_by
 from elman.sections.budget import KINDS
 
-_COLOURS = {"ok": "green", "interrupted": "yellow"}
+_COLORS = {"ok": "green", "interrupted": "yellow"}
 
 
 def print_summary(console: Console, folder: Path, result: RunResult) -> None:
     """Print the defined numbers of ``result`` and the commands for the next steps."""
     status = result.status
     if result.params is None:  # it ended before there was a model; its error is already printed
-        console.print(f"{result.model}: {status}", style=_COLOURS.get(status, "red"))
+        console.print(f"{result.model}: {status}", style=_COLORS.get(status, "red"))
         return
-    console.print(Text(f"{result.model}: {status}", style=_COLOURS.get(status, "red")))
+    console.print(Text(f"{result.model}: {status}", style=_COLORS.get(status, "red")))
     table = measures_table()
     for measure, value, meaning in _rows(result):
         table.add(measure, value, Text(meaning, style="dim"))

@@ -93,7 +93,7 @@ OptimConfig = Annotated[
     AdamWConfig | MuonConfig | ScheduleFreeConfig | LegacyConfig, Field(discriminator="name")
 ]
 
-OPTIMISERS: dict[str, type[Section]] = {
+OPTIMIZERS: dict[str, type[Section]] = {
     "adamw": AdamWConfig,
     "muon": MuonConfig,
     "schedulefree": ScheduleFreeConfig,

@@ -356,7 +356,7 @@ class PermutationTask(TaskConfig):
     """The word problem of a group of permutations.
 
     Args:
-        generators: ``swaps``: the inputs are the swaps of neighbours, as published. ``all``: the
+        generators: ``swaps``: the inputs are the swaps of neighbors, as published. ``all``: the
             inputs are all elements of the group.
     """
 

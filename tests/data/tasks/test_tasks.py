@@ -100,7 +100,7 @@ def test_a_row_depends_on_its_place_alone(name: str) -> None:
     assert not np.array_equal(rows_of(data.config, 40, 4), first[0])
 
 
-def test_random_bits_are_even_and_independent_of_their_neighbours() -> None:
+def test_random_bits_are_even_and_independent_of_their_neighbors() -> None:
     bits = rows_of(task("parity"), 256, 4096)[:, 0].astype(float)
     assert abs(bits.mean() - 0.5) < 0.002
     for other in (bits[:, :-1] * bits[:, 1:], bits[:-1] * bits[1:]):

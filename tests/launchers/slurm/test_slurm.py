@@ -186,7 +186,7 @@ def test_a_suite_is_an_array_too(slurm: Any, tmp_path: Path) -> None:
     ran = [(path.parent / job["folder"] / "config.yaml").read_text() for job in record["jobs"]]
     for text, model in zip(ran, ("e75h4n16", "e75h4n24", "e75h4n32"), strict=True):
         assert f"name: {model}\n" in text
-        assert "warmup_steps: 100\n" in text  # the suite's own optimiser
+        assert "warmup_steps: 100\n" in text  # the suite's own optimizer
 
 
 def _ranks(slurm: Any, folder: Path, end: int) -> Sweep:

@@ -95,7 +95,7 @@ def test_only_begin_step_advances_it(layer) -> None:
 
 
 @pytest.mark.parametrize("layer", [E1, E42])
-def test_a_new_layer_is_normalised_before_any_step(layer) -> None:
+def test_a_new_layer_is_normalized_before_any_step(layer) -> None:
     torch.manual_seed(0)
     made = layer(32)
     radius = layer.cell.options["spectral_radius"].default

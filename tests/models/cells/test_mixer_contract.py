@@ -177,7 +177,7 @@ def test_the_meta_device_computes_shapes_alone(case) -> None:
 
 
 @cases
-def test_nothing_uninitialised_is_read(case, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read(case, monkeypatch) -> None:
     """With NaN in every fresh buffer, weights, outputs and gradients are finite all the same."""
     for owner, names in (
         (torch, ("empty", "empty_like", "empty_strided")),

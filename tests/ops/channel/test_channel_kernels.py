@@ -242,7 +242,7 @@ def test_a_key_of_zeros_has_no_direction(name) -> None:
 
 
 @plans
-def test_nothing_uninitialised_is_read_or_returned(name, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read_or_returned(name, monkeypatch) -> None:
     """With NaN in every fresh buffer, the workspace too, not a bit changes."""
     plan = PLANS[name](21)
     leaves = draw(plan, (2, 19, 21), torch.float32)

@@ -16,7 +16,7 @@ from elman.ops.channel.op import channel
 from elman.ops.common import scan
 
 
-def _neighbour(name: str) -> Any:
+def _neighbor(name: str) -> Any:
     """Import a module of this folder, which is no package."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -26,7 +26,7 @@ def _neighbour(name: str) -> Any:
     return module
 
 
-by_hand = _neighbour("backward_channel")
+by_hand = _neighbor("backward_channel")
 
 SIZES = {
     "plain": (3, 5, 4),
@@ -130,7 +130,7 @@ def test_gradcheck(step) -> None:
 
 @STEPS
 def test_every_state_is_returned(step) -> None:
-    """Kernels of the original returned the first and last states alone, the rest uninitialised."""
+    """Kernels of the original returned the first and last states alone, the rest uninitialized."""
     drawn = draw(step, (2, 7, 3))
     inputs, parameters, state = drawn
     h, _ = run(step, drawn)

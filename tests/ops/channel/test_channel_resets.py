@@ -155,7 +155,7 @@ def test_resets_that_are_nowhere_change_nothing(name) -> None:
 
 
 @EVERY
-def test_nothing_uninitialised_is_read_or_returned(name, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read_or_returned(name, monkeypatch) -> None:
     """With NaN in every fresh buffer, the workspace too, not a bit changes."""
     plan, resets_bt = PLANS[name](21), mask(RESETS["rows-differ"])
     leaves = draw(plan, (3, STEPS, 21), torch.float32)

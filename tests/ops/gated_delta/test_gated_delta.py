@@ -119,7 +119,7 @@ def test_the_inverse_has_its_gradient_and_reads_the_lower_triangle_alone() -> No
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_the_op_normalises_and_activates(scale) -> None:
+def test_the_op_normalizes_and_activates(scale) -> None:
     q, k, v, decay, write, state = (one.detach() for one in inputs(5))
     a_log, bias = torch.randn(2, HEADS, dtype=torch.float64)
     y, final = gated_delta_rule(

@@ -343,7 +343,7 @@ def test_threads_do_not_change_a_result_where_heads_are_enough(name, monkeypatch
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 35)], ids=["one-step", "segments"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_nothing_uninitialised_is_read_or_returned(name, shape, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read_or_returned(name, shape, monkeypatch) -> None:
     layer = build(LAYERS[name], torch.float64)
     x, state = draw(layer, shape, first=True)
     wanted = everything(layer, x, state)

@@ -259,7 +259,7 @@ def test_rows_of_a_head_shared_by_threads(name, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("compiled", "short_segments")
 @pytest.mark.parametrize("name", ["e88-everything", "e74-state-n24", "e72-n7"])
-def test_nothing_uninitialised_is_read_or_returned(name, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read_or_returned(name, monkeypatch) -> None:
     plan = plan_of(name)
     leaves = draw(plan, (3, STEPS))
     wanted = gradients(run(plan, leaves, "cpu", mask()), leaves)

@@ -185,7 +185,7 @@ def test_gradients_of_one_output_alone(reached) -> None:
 
 
 @pytest.mark.parametrize("with_resets", [False, True], ids=["whole", "resets"])
-def test_nothing_uninitialised_is_read_or_returned(with_resets, monkeypatch) -> None:
+def test_nothing_uninitialized_is_read_or_returned(with_resets, monkeypatch) -> None:
     """With NaN in every fresh buffer, the workspace too, not a bit changes."""
     leaves = draw((2, 19, 4, 9), torch.float32)
     resets_bt = mask((2, 19, 4, 9)) if with_resets else None

@@ -80,7 +80,7 @@ def test_gradcheck_at_a_rest() -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_the_op_discretises_and_adds_the_skip(chunk) -> None:
+def test_the_op_discretizes_and_adds_the_skip(chunk) -> None:
     x, logits, b, c, state = (one.detach() for one in inputs(5))
     a_log, bias, skip = torch.randn(3, HEADS, dtype=torch.float64)
     y, final = selective_scan(

@@ -1,4 +1,4 @@
-"""The optimisers: what decays, what a blocked step leaves alone, and which weights are kept."""
+"""The optimizers: what decays, what a blocked step leaves alone, and which weights are kept."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _invert_diagonal(matrix_nlm: Tensor) -> None:
 
 
 def _merge(matrix_nlm: Tensor, block: int) -> None:
-    """Make inverses of neighbouring diagonal blocks one of twice the size.
+    """Make inverses of neighboring diagonal blocks one of twice the size.
 
     [[P, 0], [A, Q]]^-1 has -Q^-1 A P^-1 in its lower left; P^-1 and Q^-1 stand there already.
     """

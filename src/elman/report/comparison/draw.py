@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elman.report.comparison.ink import (
-    COLOURS,
+    COLORS,
     DARK_SHADES,
     DASHES,
     HATCH,
@@ -275,13 +275,13 @@ def _over_names(picture: OverNames) -> Drawing:
         shapes.append(Text(frame.left, at + 13, _short(name), "name"))
         rule = [(float(frame.left), at + _DOT_BELOW), (float(end), at + _DOT_BELOW)]
         shapes.append(Path([rule], "rule"))
-    labelled: set[float] = set()
+    labeled: set[float] = set()
     for dot in sorted(picture.dots, key=lambda dot: (dot.loss is None, dot.loss or 0.0)):
         top = frame.top + _LINE_HEIGHT * dot.at[0]
         down = top + _DOT_BELOW
         # Of several rows with one name, the best has its loss in words.
-        label = [] if dot.at[0] in labelled else _words(dot, end, top + 13, "end")
-        labelled.add(dot.at[0])
+        label = [] if dot.at[0] in labeled else _words(dot, end, top + 13, "end")
+        labeled.add(dot.at[0])
         if dot.loss is None:
             shapes.append(_dot(dot, frame.left + 6, down, [], label))
             continue
@@ -397,7 +397,7 @@ def with_legend(drawing: Drawing, lines: Lines) -> Drawing:
     Of more rows than line styles there is no legend.
     """
     entries = {curve.row: curve for curve in reversed(lines.curves)}
-    if len(entries) > COLOURS * DASHES:
+    if len(entries) > COLORS * DASHES:
         return drawing
     names = {row: _short(curve.told, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
     wide = 2 * _SAMPLE + _ENTRY_LETTER * max(map(len, names.values()), default=0)

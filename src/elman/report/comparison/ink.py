@@ -22,15 +22,15 @@ _HATCHING = (
 )
 HATCH = "hatch"
 """The filling of a cell without a number."""
-COLOURS, DASHES = 10, 4
-"""Colours distinguish rows; beyond ten rows dashes do too. That makes forty different lines."""
+COLORS, DASHES = 10, 4
+"""Colors distinguish rows; beyond ten rows dashes do too. That makes forty different lines."""
 LIGHT = {
     **{"back": "#fff", "text": "#1c2024", "dim": "#5b6570", "line": "#d9dee3", "box": "#f4f6f8"},
     **{"warn": "#9a5b00", "bad": "#b3261e", "c0": "#2f78bd", "c1": "#cc6a1d", "c2": "#1f8f6a"},
     **{"c3": "#c0448a", "c4": "#7566c4", "c5": "#6b8a15", "c6": "#a0772d", "c7": "#cf4740"},
     **{"c8": "#1d93a6", "c9": "#70777e"},
 }
-"""The colours by name: of the page, and ``c0`` to ``c9`` of the rows."""
+"""The colors by name: of the page, and ``c0`` to ``c9`` of the rows."""
 DARK = {
     **{"back": "#14171a", "text": "#e4e7ea", "dim": "#a0a9b2", "line": "#343b42"},
     **{"box": "#1d2125", "warn": "#e5b567", "bad": "#ff8a80", "c0": "#5aa5ea", "c1": "#ee9350"},
@@ -39,7 +39,7 @@ DARK = {
 }
 """The same on a dark screen."""
 SHADES = ("#0b3c5d", "#1f6f8b", "#3f9c8f", "#8cc084", "#d9e08b", "#fdf3c4")
-"""Colours of a heat map from the best loss to the worst; they are the same on a dark screen."""
+"""Colors of a heat map from the best loss to the worst; they are the same on a dark screen."""
 DARK_SHADES = 3
 """How many of them need white type."""
 DASHED = ("", "7 3", "2 2.5", "8 3 2 3")
@@ -54,14 +54,14 @@ class Pen:
     """How a shape is drawn.
 
     Args:
-        stroke: Name of a colour of :data:`LIGHT`, ``c`` for that of the row, or ``none``.
+        stroke: Name of a color of :data:`LIGHT`, ``c`` for that of the row, or ``none``.
         width: Width of the line.
         dash: Lengths of its dashes and gaps; empty if it is whole.
-        fill: Colour inside, or of type.
-        opacity: Of the colour inside.
+        fill: Color inside, or of type.
+        opacity: Of the color inside.
         size: Height of type; 0 for what is no text.
         bold: Whether the type is bold.
-        halo: Whether the type has an edge in the colour of the page, to be read on lines.
+        halo: Whether the type has an edge in the color of the page, to be read on lines.
     """
 
     stroke: str = "none"
@@ -138,38 +138,38 @@ def pen_of(group: str, element: str, css: str) -> Pen:
     return next(PENS[name] for name in names if name in PENS)
 
 
-def rules(colours: Mapping[str, str] | None = None, scale: float = 1.0) -> str:
+def rules(colors: Mapping[str, str] | None = None, scale: float = 1.0) -> str:
     """Return the pens as CSS.
 
     Args:
-        colours: The colours by name; without them they stay variables, as on the page.
+        colors: The colors by name; without them they stay variables, as on the page.
         scale: How much larger type is than on the page.
     """
-    rows = (f"c{at}" for at in range(COLOURS))
+    rows = (f"c{at}" for at in range(COLORS))
     found = [f"svg text{{font:{TYPE * scale:g}px {FONT}}}"]
-    found += [f"{name}{{{_properties(pen, colours, scale)}}}" for name, pen in PENS.items()]
-    found += [f".{name}{{color:{_colour(name, colours)}}}" for name in rows]
+    found += [f"{name}{{{_properties(pen, colors, scale)}}}" for name, pen in PENS.items()]
+    found += [f".{name}{{color:{_color(name, colors)}}}" for name in rows]
     found += [f".d{at} polyline{{stroke-dasharray:{dash}}}" for at, dash in enumerate(DASHED) if at]
     return "\n".join(found)
 
 
-def variables(colours: Mapping[str, str]) -> str:
-    """Return colours as variables of CSS."""
-    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+def variables(colors: Mapping[str, str]) -> str:
+    """Return colors as variables of CSS."""
+    return " ".join(f"--{name}: {value};" for name, value in colors.items())
 
 
-def _colour(name: str, colours: Mapping[str, str] | None) -> str:
+def _color(name: str, colors: Mapping[str, str] | None) -> str:
     if name == "c":
         return "currentColor"
     if name == "none" or name.startswith("#"):
         return name
-    return f"var(--{name})" if colours is None else colours[name]
+    return f"var(--{name})" if colors is None else colors[name]
 
 
-def _properties(pen: Pen, colours: Mapping[str, str] | None, scale: float) -> str:
-    stroke, fill = _colour(pen.stroke, colours), _colour(pen.fill, colours)
+def _properties(pen: Pen, colors: Mapping[str, str] | None, scale: float) -> str:
+    stroke, fill = _color(pen.stroke, colors), _color(pen.fill, colors)
     if pen.size:
-        edge = f"paint-order:stroke;stroke:{_colour('back', colours)};stroke-width:3px"
+        edge = f"paint-order:stroke;stroke:{_color('back', colors)};stroke-width:3px"
         found = {
             f"font-size:{pen.size * scale:g}px": pen.size != TYPE,
             f"fill:{fill}": True,
@@ -230,7 +230,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle; ``fill``: a colour of its own, or :data:`HATCH`."""
+    """A rectangle; ``fill``: a color of its own, or :data:`HATCH`."""
 
     x: float
     y: float
@@ -295,8 +295,8 @@ class Drawing:
 
 
 def style_classes(style: int) -> str:
-    """Return the classes that give a row its colour and its dashes; they repeat after forty."""
-    return f"c{style % COLOURS} d{style // COLOURS % DASHES}"
+    """Return the classes that give a row its color and its dashes; they repeat after forty."""
+    return f"c{style % COLORS} d{style // COLORS % DASHES}"
 
 
 def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
@@ -466,7 +466,7 @@ class _Sheet:
 
         pen = pen_of(group.css, path.element, path.css)
         if path.element == "polyline" and group.style is not None:
-            pen = replace(pen, dash=DASHED[group.style // COLOURS % DASHES])
+            pen = replace(pen, dash=DASHED[group.style // COLORS % DASHES])
         ink = self._ink(pen, group) | {"joinstyle": "round", "capstyle": "butt"}
         strokes = [list(stroke) for stroke in path.strokes if stroke]
         if path.element == "polygon":
@@ -493,8 +493,8 @@ class _Sheet:
         form |= {"fontweight": "bold" if pen.bold else "normal"}
         if pen.halo:  # a box, for an edge would make outlines of the text
             form["bbox"] = {"facecolor": LIGHT["back"], "edgecolor": "none", "pad": 0.3}
-        colour = LIGHT.get(pen.fill, pen.fill)
-        self._add(self.axes.text(text.x, text.y, one_line(text.text), color=colour, **form), None)
+        color = LIGHT.get(pen.fill, pen.fill)
+        self._add(self.axes.text(text.x, text.y, one_line(text.text), color=color, **form), None)
 
     def _add(self, artist: Any, group: Group | None) -> None:
         """Put an artist above all earlier ones."""
@@ -507,10 +507,10 @@ class _Sheet:
             artist.set_clip_box(self.inside)
 
     def _ink(self, pen: Pen, group: Group) -> dict[str, Any]:
-        """Return the colours and widths of matplotlib for a pen."""
+        """Return the colors and widths of matplotlib for a pen."""
         from matplotlib.colors import to_rgba
 
-        own = f"c{(group.style or 0) % COLOURS}"
+        own = f"c{(group.style or 0) % COLORS}"
         edge, face = (
             LIGHT.get(own if name == "c" else name, name) for name in (pen.stroke, pen.fill)
         )

@@ -39,7 +39,7 @@ from elman.report.comparison.blocks import (
     table,
 )
 from elman.report.comparison.conditions import data_names, run_marks
-from elman.report.comparison.ink import COLOURS, DARK, LIGHT, rules, sample, svg, variables
+from elman.report.comparison.ink import COLORS, DARK, LIGHT, rules, sample, svg, variables
 from elman.report.comparison.notes import Failures, ending, failures_of, run_notes
 from elman.report.comparison.plots import GRID, PagePictures, Plot, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
@@ -281,9 +281,9 @@ def _tasks(report: Report, pictures: PagePictures) -> Block:
     parts.append(Figure(Markup(grid), GRID, css="wide"))
     tested = dict.fromkeys(cell.model for cell in tasks.cells if cell.lengths)
     if plots:
-        repeated = "; dashes tell models of one colour apart" if len(tested) > COLOURS else ""
+        repeated = "; dashes tell models of one color apart" if len(tested) > COLORS else ""
         caption = (
-            f"One colour for each model, the same on the whole page{repeated}. Point at a model "
+            f"One color for each model, the same on the whole page{repeated}. Point at a model "
             "to see it alone, click to keep it."
         )
         rows = {
@@ -334,11 +334,11 @@ def _plots(report: Report, plots: Sequence[Plot]) -> Block:
     if not plots:
         return Block("Plots", [])
     several = len(report.tasks.names) > 1
-    colours = "One colour for each row"
+    colors = "One color for each row"
     if several:
-        colours = "One colour for each model, with other dashes for each task"
+        colors = "One color for each model, with other dashes for each task"
     caption = (
-        f"{colours}: the mean of its seeds with a band from the lowest to the highest, or one run. "
+        f"{colors}: the mean of its seeds with a band from the lowest to the highest, or one run. "
         "A cross ends a run that did not end well; a dashed square marks what is marked in the "
         "table. Point at a row to see it alone, click to keep it. Point into a plot for its "
         "values, or select it and use the arrow keys."

@@ -213,7 +213,7 @@ class OverNames:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Loss as a colour over two keys; above ``high`` all colours are the same."""
+    """Loss as a color over two keys; above ``high`` all colors are the same."""
 
     name: str
     title: str
@@ -224,7 +224,7 @@ class HeatMap:
     high: float
 
     def shade(self, loss: float) -> float:
-        """Return the place of a loss on the scale of colours: 0 for the best, 1 for the worst."""
+        """Return the place of a loss on the scale of colors: 0 for the best, 1 for the worst."""
         if self.high <= self.low:
             return 0.0
         return min(1.0, max(0.0, (loss - self.low) / (self.high - self.low)))
@@ -320,7 +320,7 @@ def is_log(values: Sequence[float]) -> bool:
 
 
 def _smallest_gap(values: Sequence[float]) -> float:
-    """Return the smallest gap between neighbours as a share of the whole."""
+    """Return the smallest gap between neighbors as a share of the whole."""
     gaps = [b - a for a, b in pairwise(values)]
     return min(gaps) / (values[-1] - values[0])
 

@@ -127,12 +127,12 @@ class Row:
 
 
 def make_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return the rows in the order of their first runs, labelled, in comparable sets."""
+    """Return the rows in the order of their first runs, labeled, in comparable sets."""
     grouped: dict[tuple[str, str], list[Run]] = {}
     for key, run in _keyed(runs):
         grouped.setdefault(key, []).append(run)
     rows = [Row(group[0].model, tuple(group)) for group in grouped.values()]
-    return _numbered(_labelled(rows))
+    return _numbered(_labeled(rows))
 
 
 def _keyed(runs: Sequence[Run]) -> Iterator[tuple[tuple[str, str], Run]]:
@@ -162,7 +162,7 @@ def _experiment_typed(run: Run) -> str:
     return experiment(replace(run, config=None))
 
 
-def _labelled(rows: Sequence[Row]) -> list[Row]:
+def _labeled(rows: Sequence[Row]) -> list[Row]:
     """Label each row: its model, what its sweep swept, and what differs from rows of that label."""
     given = _given_by_tasks(rows)
     labels = [" ".join([row.model, *_swept(row, given)]) for row in rows]

@@ -242,7 +242,7 @@ def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
         high,
     )
     over = sum(loss > high for loss in losses)
-    cut = f" What is above {high:.3g} has the colour of {high:.3g}." if over else ""
+    cut = f" What is above {high:.3g} has the color of {high:.3g}." if over else ""
     return SweptPlot(picture, f"{ABOUT_HEAT}{cut}{_comparable(shown)}")
 
 

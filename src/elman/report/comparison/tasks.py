@@ -12,7 +12,7 @@ from elman.base.errors import UserError
 from elman.data.tasks.blind import chance
 from elman.published import PublishedResult
 from elman.report.comparison.blocks import Head, Line, Table, table
-from elman.report.comparison.ink import COLOURS, DASHES
+from elman.report.comparison.ink import COLORS, DASHES
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import task_of
 from elman.sections.tasks import TASKS
@@ -266,7 +266,7 @@ def _full_name(task: str, told: Mapping[str, Any]) -> str:
 def styled(rows: Sequence[Row]) -> list[Row]:
     """Return rows with their line styles.
 
-    Without tasks a row has the style of its number. On tasks the rows of one model have one colour,
+    Without tasks a row has the style of its number. On tasks the rows of one model have one color,
     and their dashes tell several tasks apart.
     """
     tasks = make_tasks(rows)
@@ -287,5 +287,5 @@ def style_of_model(tasks: Tasks, model: str) -> int:
 
 
 def _style_of(model: int, task: int) -> int:
-    """Return the style of a model's row of a task: the model's colour, with further dashes."""
-    return model % COLOURS + COLOURS * ((model // COLOURS + task) % DASHES)
+    """Return the style of a model's row of a task: the model's color, with further dashes."""
+    return model % COLORS + COLORS * ((model // COLORS + task) % DASHES)

@@ -23,10 +23,10 @@ _PARTS = {
     "forward": "forward",
     "backward": "backward",
     "passes": "both passes",
-    "optimiser": "optimiser",
+    "optimiser": "optimizer",
 }
 _PASSES = ("forward", "backward", "passes")
-_SPARE = ("data", "params", "range", "optimiser", "tok/s", "both passes", "backward", "forward")
+_SPARE = ("data", "params", "range", "optimizer", "tok/s", "both passes", "backward", "forward")
 _SAVED, _PEAK = (f"{what} {LAYER_MEMORY.name}" for what in ("saved", "peak"))
 _SPARE_INSIDE = ("times these", _SAVED, "products", _PEAK, "backend", "kernel forward")
 
@@ -45,7 +45,7 @@ def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> No
 def print_bench_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
-    """Print the table at the end of a sweep: every job's rows, labelled with their overrides."""
+    """Print the table at the end of a sweep: every job's rows, labeled with their overrides."""
     console = table_console()
     headings = [*names("overrides", "level", "name", "backend"), *numbers("ms", "range", "tok/s")]
     table = TerminalTable(headings, ("range", "level", "tok/s", "backend"), "benchmarks")

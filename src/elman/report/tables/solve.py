@@ -1,4 +1,4 @@
-"""What ``mode=solve`` prints: one answer with its neighbours, or the answers of a sweep."""
+"""What ``mode=solve`` prints: one answer with its neighbors, or the answers of a sweep."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _cells(result: Result) -> list[str]:
         _found(result),
         str(nearest["depth"]),
         *_numbers(PARAMS, nearest),
-        *(_neighbour(result[name]) for name in ("below", "above")),
+        *(_neighbor(result[name]) for name in ("below", "above")),
         _memory(result),
         f"{result['batch_size']} x {result['chunk_size']}",
     ]
@@ -161,7 +161,7 @@ def _wanted(result: Result) -> str:
     return text.removesuffix(f" {PARAMS.unit}")
 
 
-def _neighbour(sized: Result | None) -> str:
+def _neighbor(sized: Result | None) -> str:
     return f"{sized['size']}: {sized['error']:+.2%}" if sized else "-"
 
 

@@ -254,7 +254,7 @@ def plain_e74(options: dict[str, Any], w: Weights, x_td: Tensor, state: Tensor) 
     return torch.stack(outputs), state
 
 
-def randomised(name: str, **options: Any) -> Any:
+def randomized(name: str, **options: Any) -> Any:
     """Return an fp64 layer whose every parameter is random."""
     torch.manual_seed(5)
     layer = getattr(elman.layers, name)(DIM, **options, dtype=torch.float64)
@@ -283,17 +283,17 @@ def agree(layer: Any, plain: Callable[[Weights, Tensor, Tensor], Any], batch: in
 
 @pytest.mark.parametrize("case", SKELETON.values(), ids=SKELETON)
 def test_skeleton_layers_equal_the_plain_rewriting(case) -> None:
-    agree(randomised(case[0], **case[1]), lambda *given: plain_skeleton(case, *given))
+    agree(randomized(case[0], **case[1]), lambda *given: plain_skeleton(case, *given))
 
 
 @pytest.mark.parametrize("case", MINIMAL.values(), ids=MINIMAL)
 def test_minimal_layers_equal_the_plain_rewriting(case) -> None:
-    agree(randomised(case[0], **case[1]), lambda *given: plain_minimal(case, *given))
+    agree(randomized(case[0], **case[1]), lambda *given: plain_minimal(case, *given))
 
 
 @pytest.mark.parametrize("options", E74.values(), ids=E74)
 def test_e74_diagonal_equals_the_plain_rewriting(options) -> None:
-    layer = randomised("E74Diagonal", n_state=SIZE, **options)
+    layer = randomized("E74Diagonal", n_state=SIZE, **options)
     agree(layer, lambda *given: plain_e74(options, *given))
 
 
@@ -306,7 +306,7 @@ def trained(layer: Any, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("options", E74.values(), ids=E74)
 def test_e74_diagonal_trains_every_matrix_and_what_stands_before_it(options) -> None:
     """Its CUDA path ran outside autograd; an early version dropped dv of tied_kvq."""
-    layer = randomised("E74Diagonal", n_state=SIZE, **options)
+    layer = randomized("E74Diagonal", n_state=SIZE, **options)
     x = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True)
     gradients = trained(layer, x)
     rows = gradients.pop("cell_proj").norm(dim=1)
@@ -315,9 +315,9 @@ def test_e74_diagonal_trains_every_matrix_and_what_stands_before_it(options) -> 
     assert x.grad.norm() > 1e-6
 
 
-def test_e74_diagonal_normalises_its_keys() -> None:
+def test_e74_diagonal_normalizes_its_keys() -> None:
     """Its CUDA path did not: the length of W_k changed the output."""
-    layer = randomised("E74Diagonal", n_state=SIZE, nonlinearity="linear")
+    layer = randomized("E74Diagonal", n_state=SIZE, nonlinearity="linear")
     x = torch.randn(2, 4, DIM, dtype=torch.float64)
     before, _ = layer(x)
     with torch.no_grad():
@@ -327,7 +327,7 @@ def test_e74_diagonal_normalises_its_keys() -> None:
 
 def test_e74_diagonal_reads_its_query() -> None:
     """Its CUDA path gated the state itself."""
-    layer = randomised("E74Diagonal", n_state=SIZE)
+    layer = randomized("E74Diagonal", n_state=SIZE)
     with torch.no_grad():
         layer.cell_proj[2 * SIZE :].zero_()
     assert (layer(torch.randn(2, 4, DIM, dtype=torch.float64))[0] == 0).all()
@@ -335,7 +335,7 @@ def test_e74_diagonal_reads_its_query() -> None:
 
 def test_e74_diagonal_simple_learns_its_decay() -> None:
     """Its CUDA path decayed by 0.9 whatever the parameter said."""
-    layer = randomised("E74Diagonal", n_state=SIZE, update="simple", nonlinearity="linear")
+    layer = randomized("E74Diagonal", n_state=SIZE, update="simple", nonlinearity="linear")
     start = torch.ones(1, SIZE, dtype=torch.float64)
     with torch.no_grad():
         layer.cell_proj.zero_()
@@ -400,7 +400,7 @@ def test_impossible_options_are_refused_in_one_line(name, options, message) -> N
 
 def test_e34_clamps_its_coefficients_in_the_forward_pass() -> None:
     """Those outside act as the nearer bound and get no gradient; those inside get theirs."""
-    layer = randomised("E34")
+    layer = randomized("E34")
     x = torch.randn(2, 6, DIM, dtype=torch.float64)
     outer = torch.tensor([-3.0, -0.995, -0.5, 0.5, 0.995, 3.0], dtype=torch.float64)
     with torch.no_grad():
@@ -417,7 +417,7 @@ def test_e34_clamps_its_coefficients_in_the_forward_pass() -> None:
 @pytest.mark.parametrize("name", ["E59", "E59c"])
 def test_e59_alpha_has_a_gradient_beyond_the_first_step(name) -> None:
     """At T = 1 from a zero state the norm takes alpha away again, up to its eps."""
-    layer = randomised(name)
+    layer = randomized(name)
     x = torch.randn(2, 6, DIM, dtype=torch.float64)
     first = trained(layer, x[:, :1])["log_alpha"].item()
     layer.zero_grad()
@@ -428,7 +428,7 @@ def test_e59_alpha_has_a_gradient_beyond_the_first_step(name) -> None:
 @pytest.mark.parametrize("name", ["E61", "E62", "E64", "E65", "E67", "E68"])
 def test_gradients_reach_the_first_state_and_come_from_the_last(name) -> None:
     """The original's kernels gave neither."""
-    layer = randomised(name)
+    layer = randomized(name)
     start = torch.randn(2, DIM, dtype=torch.float64, requires_grad=True)
     _, state = layer(torch.randn(2, 5, DIM, dtype=torch.float64), {"h": start})
     state["h"].sum().backward()
@@ -440,7 +440,7 @@ def test_gradients_reach_the_first_state_and_come_from_the_last(name) -> None:
 @pytest.mark.parametrize("name", ["E62", "E64", "E65", "E67", "E68"])
 def test_the_state_stays_within_one(name) -> None:
     """A convex mix with a bounded candidate, from a zero state (vector-state specification 4)."""
-    layer = randomised(name)
+    layer = randomized(name)
     _, state = layer(100 * torch.randn(4, 30, DIM, dtype=torch.float64))
     assert state["h"].abs().max() <= 1
 
@@ -448,7 +448,7 @@ def test_the_state_stays_within_one(name) -> None:
 @pytest.mark.parametrize("form", ["parallel", "sequential"])
 def test_minlstm_starts_from_the_carried_state_itself(form) -> None:
     """The original started its parallel form from g(h) and divided by f + i + 1e-6 otherwise."""
-    layer = randomised("MinLSTM", form=form)
+    layer = randomized("MinLSTM", form=form)
     with torch.no_grad():
         layer.cell_proj.zero_()
     start = torch.tensor([[-3.0, -1.0, 0.0, 0.25, 1.0, 8.0]], dtype=torch.float64)

@@ -47,7 +47,7 @@ def test_only_begin_step_advances_the_power_iteration(name) -> None:
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_a_new_layer_is_normalised_before_any_step(name) -> None:
+def test_a_new_layer_is_normalized_before_any_step(name) -> None:
     torch.manual_seed(0)
     layer = getattr(elman.layers, name)(32)
     factors = layer.recurrent_factors() if name == "E4" else (layer.recurrent_matrix(),)

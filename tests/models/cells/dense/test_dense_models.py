@@ -172,7 +172,7 @@ RADII = {"e0": 0.99, "e4": 0.95, "e33": 0.99, "e36": 0.95, "e37": 0.99, "e37v2":
 
 
 @pytest.mark.parametrize("name", RADII)
-def test_published_models_are_normalised_at_their_radius(name) -> None:
+def test_published_models_are_normalized_at_their_radius(name) -> None:
     options = model(name).options
     assert options["recurrent_norm"] == "spectral"
     assert options["spectral_radius"] == RADII[name]
@@ -192,7 +192,7 @@ def test_e37_and_e37v2_are_one_function_under_two_names() -> None:
 EVERY = ["E0", "E4", "E33", "E36", "E37", "E39", "E56", "CudaGRU", "CudaLSTM"]
 
 
-def randomised(name: str, dtype: torch.dtype) -> Any:
+def randomized(name: str, dtype: torch.dtype) -> Any:
     """Return a layer of random weights, the same bf16 numbers whatever the dtype."""
     torch.manual_seed(3)
     layer = getattr(elman.layers, name)(12, expansion=1.5, dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_long_gradients_of_every_dtype_are_those_of_fp64(name, dtype) -> None:
     """The originals' GRU and LSTM had empty fp32 and fp16 backward passes."""
     gradients = []
     for wanted in (torch.float64, dtype):
-        layer = randomised(name, wanted)
+        layer = randomized(name, wanted)
         x = torch.randn(2, 512, 12, generator=torch.Generator().manual_seed(1)).bfloat16()
         y, _ = layer(x.to(wanted))
         # A sum over all steps that does not average out.
@@ -226,7 +226,7 @@ def test_long_gradients_of_every_dtype_are_those_of_fp64(name, dtype) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_gradients_reach_the_first_state_and_leave_the_last(name) -> None:
     """No kernel of the originals returned the one, and few took the other."""
-    layer = randomised(name, torch.float64)
+    layer = randomized(name, torch.float64)
     x = torch.randn(2, 3, 12, dtype=torch.float64)
     _, shapes = layer(x)
     start = {part: torch.randn_like(shapes[part]).requires_grad_() for part in shapes}
@@ -239,7 +239,7 @@ def test_gradients_reach_the_first_state_and_leave_the_last(name) -> None:
 
 def test_e0_has_a_silu_after_a_convolution_alone() -> None:
     """Without a convolution the cell is odd in its input but for the gate; with silu it is not."""
-    layer = randomised("E0", torch.float64)
+    layer = randomized("E0", torch.float64)
     with torch.no_grad():
         layer.cell_bias.zero_()
     x = torch.randn(2, 4, 12, dtype=torch.float64)

@@ -30,7 +30,7 @@ def test_it_advances_as_with_the_product_formed() -> None:
     torch.testing.assert_close(norm.v, whole.v, rtol=1e-12, atol=1e-12)
 
 
-def test_its_factors_make_the_normalised_product() -> None:
+def test_its_factors_make_the_normalized_product() -> None:
     norm, left, right = build()
     scaled_left, scaled_right = norm.factors(left, right)
     torch.testing.assert_close(

@@ -67,8 +67,8 @@ def plain(layer: Any, x_td: Tensor, start: list[Tensor]) -> list[Tensor]:
             c_k = torch.exp(past - top) * c[own] + torch.exp(i - top) * torch.tanh(z)
             n_k = torch.exp(past - top) * n[own] + torch.exp(i - top)
             parts.append((sigmoid(o) * c_k / n_k, c_k, n_k, top))
-            centred = parts[-1][0] - parts[-1][0].mean()
-            norms.append(centred / torch.sqrt((centred**2).mean() + 1e-5))
+            centered = parts[-1][0] - parts[-1][0].mean()
+            norms.append(centered / torch.sqrt((centered**2).mean() + 1e-5))
         h, c, n, m = (torch.cat(group) for group in zip(*parts, strict=True))
         outputs.append(named["out_proj"] @ (named["norm_weight"] * torch.cat(norms)))
     return [torch.stack(outputs), h, c, n, m]

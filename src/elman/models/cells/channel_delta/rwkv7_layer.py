@@ -161,8 +161,8 @@ class Rwkv7TimeMix(Mixer):
         for name, power in zip("rwkvag", (0.2, 0.9, 0.7, 0.7, 0.9, 0.2), strict=True):
             getattr(self, f"x_{name}").copy_(1.0 - (place_d / self.dim) ** (power * back))
         ramp_d = place_d / max(1, self.dim - 1)
-        centre = (width - 1) / 2
-        zigzag_d = (place_d % width - centre) / centre
+        center = (width - 1) / 2
+        zigzag_d = (place_d % width - center) / center
         zigzag_d = zigzag_d * zigzag_d.abs()
         self.k_k.copy_(0.71 - 0.1 * (ramp_d - 0.5))
         self.k_a.fill_(1.02)

@@ -67,7 +67,7 @@ class StepConfig:
         step: Name of the step.
         io: Dtype of the sequences.
         state: Dtype of the state and of all sums.
-        vector: Neighbouring channels of a thread.
+        vector: Neighboring channels of a thread.
         resets: Whether the kernels know resets.
         heads: Whether the recurrent matrix is block-diagonal.
     """

@@ -54,7 +54,7 @@ class TileConfig:
         types: C++ types.
         lanes: Lanes of a warp that share rows of the state.
         warps: Warps of a block.
-        vector: Neighbouring columns that a lane reads at once.
+        vector: Neighboring columns that a lane reads at once.
         steps: K.
         align: Bytes that every slice and stride of sources and gradients is a multiple of.
         scratch: Whether the recomputed states stand in global memory.

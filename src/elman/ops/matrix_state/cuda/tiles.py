@@ -179,7 +179,7 @@ def columns_of(n: int, lanes: int) -> int:
 
 
 def vector_of(n: int, lanes: int) -> int:
-    """Return how many neighbouring columns a lane reads at once: the most without more padding."""
+    """Return how many neighboring columns a lane reads at once: the most without more padding."""
     exact = math.ceil(n / lanes)
     return next(vector for vector in (4, 2, 1) if exact % vector == 0)
 

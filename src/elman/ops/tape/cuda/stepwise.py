@@ -64,7 +64,7 @@ class StepConfig:
         write: Which value is written.
         io: Dtype of the sequences.
         state: Dtype of the tape and of all sums.
-        vector: Neighbouring channels that a thread has at a time.
+        vector: Neighboring channels that a thread has at a time.
         threads: Threads of a block, which has a row of the batch.
         resets: Whether the kernels know resets.
     """
