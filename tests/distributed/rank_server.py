@@ -18,7 +18,6 @@ from typing import Any
 import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
 import torch
-import torch._dynamo  # what a rank would import by itself, a second each
 
 import elman.modes.train
 import elman.runs.prepare  # noqa: F401

@@ -16,10 +16,6 @@ from pathlib import Path
 
 import torch
 
-# The first optimizer of torch.optim imports it, for about a second. A job of a sweep imports it
-# here, while another job still has its GPU.
-import torch._dynamo
-
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import is_disk_trouble

@@ -69,6 +69,7 @@ for name, view in VIEWS.items():
             (aten.mul.Scalar, 2),
             (aten.div.Scalar, 2),
             (aten.pow.Tensor_Scalar, 2),
+            (aten.rsub.Scalar, 1),
             (aten.clamp.default, 0, 1),
             (aten.ge.Scalar, 0),
             (aten.le.Scalar, 0.5),
@@ -83,10 +84,16 @@ for name, view in VIEWS.items():
     for dims, keep in (([-1], True), ([0, 2], False), ([1], False)):
         CASES[f"mean-{name}-{dims}-{keep}"] = aten.mean.dim, (view, dims, keep)
         CASES[f"sum-{name}-{dims}-{keep}"] = aten.sum.dim_IntList, (view, dims, keep)
+        length = aten.linalg_vector_norm.default
+        CASES[f"length-{name}-{dims}-{keep}"] = length, (view, 2, dims, keep)
+    for axes in ([5], [4, 5]):
+        norm = aten.native_layer_norm.default
+        CASES[f"layer-norm-{name}-{axes}"] = norm, (view, axes, meta(*axes), None, 1e-5)
     for dim in (0, -1):
         CASES[f"cat-{name}-{dim}"] = aten.cat.default, ([view, meta(3, 4, 5)], dim)
         CASES[f"stack-{name}-{dim}"] = aten.stack.default, ([view, view], dim)
 CASES |= {f"{op}": (op, (meta(4, 4),)) for op in [*IN_PLACE, aten.tril_.default]}
+NO = (None, None)
 ROWS, FLAGS = meta(3, 4), meta(3, 4, dtype=torch.bool)
 CASES |= {
     **{
@@ -120,6 +127,7 @@ CASES |= {
         )
         for wanted in ([True, True, True], [True, True, False], [False, True, True])
     },
+    "layer-norm-narrow": (aten.native_layer_norm.default, (meta(3, 4, dtype=BF16), [4], *NO, 0)),
     "slice-backward": (aten.slice_backward.default, (meta(3, 2), [3, 4], 1, 0, 2, 1)),
     "select-backward": (aten.select_backward.default, (meta(3), [3, 4], 1, 0)),
     "exp-integers": (aten.exp.default, (meta(3, dtype=torch.long),)),

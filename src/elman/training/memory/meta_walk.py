@@ -228,6 +228,27 @@ def _reduced(
     return _empty(kept, values.dtype)
 
 
+def _norm(
+    values: Tensor,
+    order: float = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
+    return _reduced(values, dims or (), keepdim, **kwargs)
+
+
+def _layer_norm(
+    values: Tensor, normalized: Sequence[int], *args: Any
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the results of native_layer_norm: normalized, mean, and 1 / standard deviation."""
+    if not values.is_meta or values.dtype not in (torch.float32, torch.float64):
+        return None
+    rows = (*values.shape[: values.ndim - len(normalized)], *[1] * len(normalized))
+    mean, scale = (_empty(rows, values.dtype) for _ in range(2))
+    return _empty(values.shape, values.dtype), mean, scale
+
+
 def _running_sum(values: Tensor, dim: int) -> Tensor | None:
     return _empty(values.shape, values.dtype) if values.is_meta else None
 
@@ -303,6 +324,7 @@ RULES: dict[Any, Callable[..., Any]] = {
             _aten.pow.Tensor_Scalar,
             _aten.reciprocal.default,
             _aten.rsqrt.default,
+            _aten.rsub.Scalar,
             _aten.sgn.default,
             _aten.sigmoid.default,
             _aten.sigmoid_backward.default,
@@ -356,10 +378,12 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.baddbmm.default: _products,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
+    _aten.linalg_vector_norm.default: _norm,
     _aten.mean.dim: _reduced,
     _aten.sum.dim_IntList: _reduced,
     _aten.slice_backward.default: _of_whole,
     _aten.select_backward.default: _of_whole,
+    _aten.native_layer_norm.default: _layer_norm,
     _aten.cumsum.default: _running_sum,
     _aten.softplus_backward.default: _softplus_backward,
     _aten.cat.default: _joined,

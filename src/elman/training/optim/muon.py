@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.training.optim import muon_kernel
+from elman.training.optim.eager import EagerOptimizer
 from elman.training.optim.muon_kernel import Moved
 
 Precision = Literal["fp32", "bf16"]
@@ -31,7 +32,7 @@ def fast_precision(device: torch.device) -> Precision:
     return "fp32" if device.type == "cpu" else "bf16"
 
 
-class Muon(torch.optim.Muon):
+class Muon(EagerOptimizer, torch.optim.Muon):
     """torch's optimizer, bit for bit in bf16; in fp32 the same formula without its rounding.
 
     Args:

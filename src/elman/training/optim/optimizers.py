@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from elman.models.backends import norm_backend
 from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
+from elman.training.optim.eager import AdamW
 from elman.training.optim.muon import Muon, Precision, fast_precision
 from elman.training.optim.schedule_free import MaskedScheduleFree
 from elman.training.optim.schedules import learning_rate
@@ -252,9 +253,7 @@ def _build(
     betas = (config.beta1, config.beta2)
     if isinstance(config, LegacyConfig):
         parameters = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(
-            parameters, config.lr, betas, config.eps, config.weight_decay, fused=True
-        )
+        return AdamW(parameters, config.lr, betas, config.eps, config.weight_decay, fused=True)
     groups = _decay_groups(config.weight_decay, model, elsewhere)
     if isinstance(config, ScheduleFreeConfig):
         device = groups[0]["params"][0].device
@@ -268,7 +267,7 @@ def _build(
         )
         optimizer.train()
         return optimizer
-    return torch.optim.AdamW(groups, config.lr, betas, config.eps, fused=True)
+    return AdamW(groups, config.lr, betas, config.eps, fused=True)
 
 
 def _decay_groups(

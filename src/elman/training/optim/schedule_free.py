@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elman.training.optim import fused
+from elman.training.optim.eager import EagerOptimizer
 
 _COUNTS = ("k", "weight_sum", "lr_max")
 """Of a group: updates, sum of the average's weights, largest rate; as the library calls them."""
 
 
-class MaskedScheduleFree(AdamWScheduleFree):  # type: ignore[misc]  # the library has no types
+class MaskedScheduleFree(EagerOptimizer, AdamWScheduleFree):  # type: ignore[misc]  # the library has no types
     """The library's optimizer with :meth:`masked_step`; its state is saved in the same form.
 
     Args:
