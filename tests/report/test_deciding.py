@@ -120,7 +120,7 @@ def test_pictures_the_row_to_beat_and_the_sentences_have_one_order(sweep: FakeSw
     pictures = [plot.picture for plot in page_pictures(report).all]
     (names,) = (one for one in pictures if isinstance(one, OverNames))
     assert names.title == "Val bpb of each model"
-    assert [name for _, name in names.y.given] == ["e1", "e42"]
+    assert [name for _, name in names.y.own_ticks] == ["e1", "e42"]
     assert [dot.name for dot in names.dots if dot.best] == ["e1"]
     (scatter,) = (one for one in pictures if isinstance(one, Scatter))
     assert (scatter.title, scatter.measure) == ("Val bpb against throughput", "val bpb")

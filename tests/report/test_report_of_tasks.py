@@ -120,7 +120,7 @@ def test_a_failed_seed_is_no_solved_seed(sweep: FakeSweep) -> None:
     assert verdict(report, E88, "fsm") == NO_RESULT
     cell = report.tasks.of(E88, "parity")
     assert cell is not None
-    assert "1 of 4 runs do not count" in cell.told
+    assert "1 of 4 runs do not count" in cell.summary
 
 
 def test_every_file_says_it_and_the_page_is_well_formed(sweep: FakeSweep) -> None:

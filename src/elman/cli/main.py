@@ -113,18 +113,18 @@ def run_task(tree: DictConfig) -> int:
 
     state = session.current()
     try:
-        status = state.ranks() if state.ranks else run_prepared(state.job or _adopted(tree))
+        status = state.ranks() if state.ranks else run_prepared(state.job or _prepared_inside(tree))
     except UserError as error:
         status = _refuse(error)
     state.status = ExitStatus(status) if status in set(ExitStatus) else status
     return status
 
 
-def _adopted(tree: DictConfig) -> PreparedRun:
+def _prepared_inside(tree: DictConfig) -> PreparedRun:
     """Prepare a job that one of Hydra's own launchers runs: they do not call our callback."""
-    from elman.runs.prepare import adopt
+    from elman.runs.prepare import prepare_inside
 
-    return adopt(tree)
+    return prepare_inside(tree)
 
 
 def run_prepared(job: PreparedRun) -> int:

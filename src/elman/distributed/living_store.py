@@ -36,8 +36,8 @@ class LivingStore:
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that is there."""
-        found: bytes = self._ask(lambda: self._store.get(key))
-        return found
+        value: bytes = self._ask(lambda: self._store.get(key))
+        return value
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there."""
@@ -45,17 +45,17 @@ class LivingStore:
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Write a value where the present one is the expected one; return what is there then."""
-        found: bytes = self._ask(lambda: self._store.compare_set(key, expected, value))
-        return found
+        answer: bytes = self._ask(lambda: self._store.compare_set(key, expected, value))
+        return answer
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         if not self._gone:
             answer: SimpleQueue[Any] = SimpleQueue()
             self._asked.put((question, answer))
-            if (found := self._waited_for(answer)) is not None:
-                if isinstance(found[1], BaseException):
-                    raise found[1]
-                return found[0]
+            if (result := self._waited_for(answer)) is not None:
+                if isinstance(result[1], BaseException):
+                    raise result[1]
+                return result[0]
         self._gone = True
         raise RuntimeError(f"the store of the ranks gave no answer in {self._seconds:.0f} s")
 
@@ -64,8 +64,8 @@ class LivingStore:
         while waited < self._seconds:
             began = time.monotonic()
             try:
-                found: tuple[Any, BaseException | None] = answer.get(timeout=_SLICE_SECONDS)
-                return found
+                outcome: tuple[Any, BaseException | None] = answer.get(timeout=_SLICE_SECONDS)
+                return outcome
             except Empty:
                 waited += min(time.monotonic() - began, 2 * _SLICE_SECONDS)
         return None

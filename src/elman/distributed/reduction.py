@@ -182,16 +182,16 @@ class SummedGradients(Reduction):
         self._tree.give_back(flat_n)
 
     def _hand_out(self, views: list[Tensor]) -> None:
-        given = [
+        parts = [
             (parameter, view)
             for parameter, view, owner in zip(self._parameters, views, self._owners, strict=True)
             if owner
         ]
-        for parameter, _ in given:
+        for parameter, _ in parts:
             if parameter.grad is None:  # another part of the batch reached it
                 parameter.grad = torch.empty_like(parameter)
-        homes = [p.grad for p, _ in given if p.grad is not None]
-        torch._foreach_copy_(homes, [view for _, view in given])
+        homes = [p.grad for p, _ in parts if p.grad is not None]
+        torch._foreach_copy_(homes, [view for _, view in parts])
 
     def _cut(self, flat_n: Tensor) -> list[Tensor]:
         """Return the part of a flat tensor that belongs to each parameter, in its shape."""

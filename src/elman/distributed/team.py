@@ -85,7 +85,7 @@ class Team(Protocol):
         """Return a context that the first rank of each host passes before its others."""
         ...
 
-    def told(self, key: str, say: Callable[[], str]) -> str:
+    def from_leader(self, key: str, say: Callable[[], str]) -> str:
         """Return what rank 0 says under a key that is used once; only it calls ``say``."""
         ...
 
@@ -125,7 +125,7 @@ class Alone:
         """See :class:`Team`."""
         return nullcontext()
 
-    def told(self, key: str, say: Callable[[], str]) -> str:
+    def from_leader(self, key: str, say: Callable[[], str]) -> str:
         """See :class:`Team`."""
         return say()
 
@@ -208,16 +208,16 @@ class Joined:
         self._firsts += 1
         first, key = self.first_of_host, f"{what}/{self.first_of_host}/{self._firsts}"
         if first != self.place.rank:
-            self.watch.told(key, first)
+            self.watch.read(key, first)
         with self.busy(what):
             yield
         if first == self.place.rank:
             self.watch.tell(key, "")
 
-    def told(self, key: str, say: Callable[[], str]) -> str:
+    def from_leader(self, key: str, say: Callable[[], str]) -> str:
         """See :class:`Team`."""
         if not self.place.leads:
-            return self.watch.told(key, 0)
+            return self.watch.read(key, 0)
         said = say()
         self.watch.tell(key, said)
         return said
@@ -279,7 +279,7 @@ class Joined:
 
     def _hosts(self, host: str) -> list[str]:
         self.watch.tell(f"host/{self.place.rank}", f"{host} {_gpu(self._device)}")
-        said = [self.watch.told(f"host/{rank}", rank) for rank in range(self.place.size)]
+        said = [self.watch.read(f"host/{rank}", rank) for rank in range(self.place.size)]
         for rank, text in enumerate(said):
             if text in said[:rank] and self._device.type == "cuda":
                 raise UserError(
@@ -292,7 +292,7 @@ class Joined:
         self.watch.tell(f"process/{self.place.rank}", str(os.getpid()))
         own = self.hosts[self.place.rank]
         here = [rank for rank, host in enumerate(self.hosts) if host == own]
-        return tuple(int(self.watch.told(f"process/{rank}", rank)) for rank in here)
+        return tuple(int(self.watch.read(f"process/{rank}", rank)) for rank in here)
 
     def _exchanged(self, work: dist.Work | None) -> None:
         self._patiently(work, on_device=self._device.type == "cuda")
@@ -404,7 +404,7 @@ def same_everywhere(team: Team, what: str, value: str) -> None:
         what: What the value is, in the plural, for the error.
         value: A text of this rank.
     """
-    if team.told(f"same/{what}", lambda: value) != value:
+    if team.from_leader(f"same/{what}", lambda: value) != value:
         raise UserError(
             f"rank {team.place.rank}: its {what} are not those of rank 0; start every rank with "
             "the same command, code and files, on GPUs of one kind"

@@ -197,7 +197,7 @@ class Watch:
         except RuntimeError:
             raise self._cut_off() from None
 
-    def told(self, key: str, owner: int) -> str:
+    def read(self, key: str, owner: int) -> str:
         """Wait until rank ``owner`` has told something, however long that takes, and return it.
 
         Raises:
@@ -243,7 +243,7 @@ class Watch:
         Returns:
             The exit status of rank 0; None if it was lost.
         """
-        found = code
+        status = code
         with contextlib.suppress(RuntimeError):
             if code is not None and self._place.leads:
                 self._store.set(_CLOSED, str(int(code)))
@@ -254,9 +254,9 @@ class Watch:
                 if self._silent(0):
                     return None
                 time.sleep(0.05)
-            found = ExitStatus(int(self._store.get(_CLOSED)))
+            status = ExitStatus(int(self._store.get(_CLOSED)))
             self._store.set(f"shutdown_notice/{self._place.rank}", "")
-        return found
+        return status
 
     def _wait_for_shutdown_notices(self) -> None:
         """Wait a moment until the others have read the status: the store may end with this rank."""
@@ -321,7 +321,7 @@ class Watch:
 
         Without the store, which ends with rank 0 where torchrun does not keep it, there is none.
         """
-        found, now = dict[int, _Heartbeat](), time.monotonic()
+        heartbeats, now = dict[int, _Heartbeat](), time.monotonic()
         if now - self._looked > _STOPPED_SECONDS:  # the others shall have time for a sign
             self._seen = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._seen.items()}
         self._looked = now
@@ -335,8 +335,8 @@ class Watch:
             last = self._seen.get(rank)
             if last is None or last[0].signs != heartbeat.signs:
                 self._seen[rank] = (heartbeat, now)
-            found[rank] = heartbeat
-        return found
+            heartbeats[rank] = heartbeat
+        return heartbeats
 
     def _silent(self, rank: int) -> bool:
         seen = self._seen.get(rank)

@@ -71,7 +71,7 @@ def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     executor = _executor(parameters, minutes_of(jobs, settings), jobs, settings)
     queued = [_handle(request, job, parameters) for job in jobs]
     ranks = settings.gpus_per_job
-    tasks = {number: _adopted(executor, name, ranks) for number, name in request.adopted.items()}
+    tasks = {number: _attach(executor, name, ranks) for number, name in request.adopted.items()}
     if fresh := [one for one in queued if one.number not in tasks]:
         submitted = _submitted(executor, [one.command for one in fresh])
         tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
@@ -102,7 +102,7 @@ def _handle(request: LaunchRequest, job: SweepJob, parameters: Mapping[str, Any]
     return job_handle(job, command)
 
 
-def _adopted(executor: submitit.AutoExecutor, name: str, ranks: int) -> submitit.Job[int]:
+def _attach(executor: submitit.AutoExecutor, name: str, ranks: int) -> submitit.Job[int]:
     """Return a job that was submitted by an earlier command."""
     return submitit.SlurmJob(folder=executor.folder, job_id=name, tasks=list(range(ranks)))
 
@@ -119,7 +119,7 @@ def _submitted(
     before = set(place.iterdir()) if place.is_dir() else set()
     try:
         with redirect_stderr(io.StringIO()):  # submitit also prints what it raises
-            found: list[submitit.Job[int]] = executor.submit_array(jobs)
+            tasks: list[submitit.Job[int]] = executor.submit_array(jobs)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         for path in set(place.iterdir()) - before:
             path.unlink()
@@ -128,7 +128,7 @@ def _submitted(
         lines = [line for line in str(error).splitlines() if line.startswith("sbatch:")]
         reason = lines[-1] if lines else str(error).splitlines()[0]
         raise UserError(f"launcher=slurm: {reason}; fix launcher.* or hydra.launcher.*") from None
-    return found
+    return tasks
 
 
 def _array(job: submitit.Job[int]) -> str:
@@ -165,12 +165,12 @@ def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: 
             f"{_SIGNAL_EARLY_SECONDS} s early; type launcher.minutes={enough} or more, or lower "
             "launcher.save_seconds"
         )
-    wanted = max((job.config.train.budget_minutes or 0.0 for job in jobs), default=0.0)
+    longest = max((job.config.train.budget_minutes or 0.0 for job in jobs), default=0.0)
     starts = settings.requeues + 1
-    if jobs[0].config.mode != "train" or starts * left / 60 >= wanted:
+    if jobs[0].config.mode != "train" or starts * left / 60 >= longest:
         return None
     return (
-        f"note: the longest job trains {wanted:g} min, and {starts} starts (launcher.requeues="
+        f"note: the longest job trains {longest:g} min, and {starts} starts (launcher.requeues="
         f"{settings.requeues}) of {left / 60:.1f} min before it must save (a limit of {minutes} "
         f"min, launcher.save_seconds={save_seconds}) make {starts * left / 60:.1f} min: it will "
         "end as timeout; raise launcher.minutes or launcher.requeues"
@@ -214,21 +214,21 @@ def _executor(
     jobs: Sequence[SweepJob],
     settings: SlurmLauncher,
 ) -> submitit.AutoExecutor:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in parameters.items()
         if value is not None
     }
-    folder, timeouts = str(given.pop("submitit_folder")), given.pop("max_num_timeout")
-    given["timeout_min"] = minutes
+    folder, timeouts = str(options.pop("submitit_folder")), options.pop("max_num_timeout")
+    options["timeout_min"] = minutes
     if settings.gpus_per_job > 1:
-        given["tasks_per_node"], given["nodes"] = settings.gpus_per_node, settings.nodes
+        options["tasks_per_node"], options["nodes"] = settings.gpus_per_node, settings.nodes
         # A rank that has failed ends the others, which would wait for it.
-        named_by_user: list[Any] = given.get("srun_args") or []
-        given["srun_args"] = [*named_by_user, "--kill-on-bad-exit=1"]
+        named_by_user: list[Any] = options.get("srun_args") or []
+        options["srun_args"] = [*named_by_user, "--kill-on-bad-exit=1"]
     if any(wants_gpu(job.config) for job in jobs):
-        given.setdefault("gpus_per_node", settings.gpus_per_node)
-    named = {key if key in _COMMON else f"slurm_{key}": value for key, value in given.items()}
+        options.setdefault("gpus_per_node", settings.gpus_per_node)
+    named = {key if key in _COMMON else f"slurm_{key}": value for key, value in options.items()}
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=timeouts)
     executor.update_parameters(**named)
     return executor

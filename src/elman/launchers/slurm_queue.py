@@ -43,14 +43,14 @@ def queue_states(tasks: Iterable[str]) -> dict[str, str] | None:
     Raises:
         FileNotFoundError: there is no SLURM on this machine.
     """
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for array in dict.fromkeys(task.partition("_")[0] for task in tasks):
-        asked = _asked("squeue", "--array", "--states=all", "--format=%i|%T", f"--jobs={array}")
-        if asked.returncode == 0:
-            found |= dict(line.split("|") for line in asked.stdout.split())
-        elif "Invalid job id" not in asked.stderr:
+        answer = _asked("squeue", "--array", "--states=all", "--format=%i|%T", f"--jobs={array}")
+        if answer.returncode == 0:
+            states |= dict(line.split("|") for line in answer.stdout.split())
+        elif "Invalid job id" not in answer.stderr:
             return None
-    return found
+    return states
 
 
 def active_tasks(tasks: Mapping[int, str]) -> dict[int, str]:
@@ -86,11 +86,11 @@ def outside_end(task: str, state: str) -> OutsideEnd | None:
 def _accounted(task: str) -> str:
     """Return a job's last state from SLURM's accounting; many clusters have none."""
     try:
-        asked = _asked("sacct", "-X", "--parsable2", "--format=State", f"--jobs={task}")
+        answer = _asked("sacct", "-X", "--parsable2", "--format=State", f"--jobs={task}")
     except FileNotFoundError:
         return ""
-    words = asked.stdout.split()  # CANCELLED by 1000
-    return words[0] if asked.returncode == 0 and words else ""
+    words = answer.stdout.split()  # CANCELLED by 1000
+    return words[0] if answer.returncode == 0 and words else ""
 
 
 def _asked(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:

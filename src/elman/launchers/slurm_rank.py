@@ -69,12 +69,12 @@ class SlurmRankCommand(JobCommand):
         if not rank_place().leads:
             return _read(order)
         try:
-            found = super().command_line()
+            line = super().command_line()
         except UserError as error:
             put_json(order, {"error": str(error)})
             raise
-        put_json(order, {"arguments": found})
-        return found
+        put_json(order, {"arguments": line})
+        return line
 
     def _requeues(self) -> bool:
         return rank_place().leads
@@ -85,10 +85,10 @@ class SlurmRankCommand(JobCommand):
         Raises:
             UserError: it sees others.
         """
-        wanted, seen = self.ranks // self.nodes, visible_devices()
-        if self.on_gpus and len(seen) != wanted:
+        count, seen = self.ranks // self.nodes, visible_devices()
+        if self.on_gpus and len(seen) != count:
             raise UserError(
-                f"a rank of this job sees {len(seen)} of the {wanted} GPUs on its node; every rank "
+                f"a rank of this job sees {len(seen)} of the {count} GPUs on its node; every rank "
                 "must see all of them, so drop hydra.launcher settings that bind GPUs to tasks"
             )
 
@@ -142,14 +142,14 @@ def rank_statuses(paths: Sequence[JobPaths], gone: bool) -> list[int] | None:
         paths: The files of each rank.
         gone: Whether the job has left SLURM's queue: what is not there by now will not come.
     """
-    found = [result_status(one) for one in paths]
-    if None in found and not gone:
+    statuses = [result_status(one) for one in paths]
+    if None in statuses and not gone:
         return None
-    if all(status is None for status in found):
+    if all(status is None for status in statuses):
         return None
-    died = _died(paths[0]) if None in found else {}
+    died = _died(paths[0]) if None in statuses else {}
     lost = int(interrupted_status())  # SLURM ended it for another one
-    return [died.get(rank, lost) if one is None else one for rank, one in enumerate(found)]
+    return [died.get(rank, lost) if one is None else one for rank, one in enumerate(statuses)]
 
 
 def _died(paths: JobPaths) -> dict[int, int]:

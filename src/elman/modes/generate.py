@@ -54,8 +54,8 @@ def run(job: PreparedRun) -> ExitStatus:
             f"generate.checkpoint={settings.checkpoint}: it learned the task {data.task}, which "
             "has no text to continue; elman mode=eval eval.checkpoint=... tests its answers"
         )
-    kept = settings.save_state  # looked at before a long text is written in vain
-    save_to = None if kept is None else writable_file("generate.save_state", kept)
+    save_state = settings.save_state  # looked at before a long text is written in vain
+    save_to = None if save_state is None else writable_file("generate.save_state", save_state)
     if settings.state is not None:
         readable_file("generate.state", settings.state)
     device = choose_device(settings.device, "generate.device")

@@ -37,10 +37,10 @@ def run(job: PreparedRun) -> ExitStatus:
 
 def _print_list(places: Sequence[Place], settings: ModelsConfig) -> None:
     text, every = settings.filter, settings.sizes or settings.filter is not None
-    found = catalog(places, sizes=every)
-    chosen = [one for one in found if text is None or one.has(text)]
+    entries = catalog(places, sizes=every)
+    chosen = [one for one in entries if text is None or one.has(text)]
     if not chosen:
-        hint = did_you_mean(str(text), [one.name for one in found])
+        hint = did_you_mean(str(text), [one.name for one in entries])
         raise UserError(
             f"models.filter={text}: no model has it in its name, cell, source or folder{hint}; "
             "`elman mode=models` lists all"

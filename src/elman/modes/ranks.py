@@ -60,7 +60,7 @@ def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
     leads = team.place.leads
     try:
         same_everywhere(team, "settings", config_text(job.config))
-        folder = Path(team.told("folder", lambda: str(job.folder)))
+        folder = Path(team.from_leader("folder", lambda: str(job.folder)))
         code: ExitStatus | None = body(folder, team)
     except UserError as error:
         team.end(USER, str(error))

@@ -109,7 +109,7 @@ def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
     """
     over, gpu_gb = settings.over[0], settings.gpu_gb
     assert gpu_gb is not None
-    low, found, count = 0, 0.0, _counter(PARAMS, config)
+    low, largest, count = 0, 0.0, _counter(PARAMS, config)
     sizes = _smallest_first(config, over, seen)
     high = len(sizes)
     while low < high:  # memory grows with the parameters
@@ -118,14 +118,14 @@ def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
         if rank_memory(_as_trained(config, model), settings.ranks).fits(gpu_gb) is None:
             high = middle
         else:
-            found, low = count(model), middle + 1
-    if not found:
+            largest, low = count(model), middle + 1
+    if not largest:
         raise UserError(
             f"solve.gpu_gb={gpu_gb:g}: no {over} of {config.model.name} fits into "
             f"{settings.ranks} such GPUs at train.batch_size={config.train.batch_size}; lower "
             "that, or add GPUs by solve.ranks"
         )
-    return replace(solve(config.model, count, found, over, seen), reached=True)
+    return replace(solve(config.model, count, largest, over, seen), reached=True)
 
 
 def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
@@ -135,13 +135,13 @@ def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
         UserError: the cell takes none; the message gives the largest one's reason.
     """
     counts = Counts(config.model, _counter(PARAMS, config), seen)
-    found = {}
+    sizes = {}
     for size in values_of(config.model, over):
         if size and (params := counts.at({over: size})) is not None:
-            found[size] = params
-    if not found:
+            sizes[size] = params
+    if not sizes:
         counts.refuse({over: SIZES[over][-1]})
-    return sorted(found, key=found.__getitem__)
+    return sorted(sizes, key=sizes.__getitem__)
 
 
 def _result(job: PreparedRun, target: Target, solution: Solution) -> dict[str, Any]:
@@ -191,12 +191,12 @@ def _shared(
     job: PreparedRun, target: Target, answer: Sized | Shaped, *, reached: bool
 ) -> dict[str, Any]:
     """Return the part that every answer has: the target, the memory and the training command."""
-    config, found = job.config, answer.config
+    config, model = job.config, answer.config
     assert config.solve is not None
-    settings, trained = config.solve, _as_trained(config, found)
+    settings, trained = config.solve, _as_trained(config, model)
     memory = rank_memory(trained, settings.ranks)
     shard = memory.fits(settings.gpu_gb) if settings.gpu_gb is not None else "none"
-    command = training_command(config, found, [*job.config_flags, *job.overrides])
+    command = training_command(config, model, [*job.config_flags, *job.overrides])
     if settings.ranks > 1:
         command += f" launcher.gpus_per_job={settings.ranks}"
     if shard == "full":
@@ -226,8 +226,8 @@ def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
     """
     cell, kernels = registry.cell(model.cell).under(model.options), config.kernels
     if kernels.backend == AUTO and cell.package is None:
-        wanted = config.train.device
-        on_gpu = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+        device = config.train.device
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         backend = best_backend(cell, "cuda" if on_gpu else "cpu")
         kernels = kernels.model_copy(update={"backend": backend})
     return config.model_copy(update={"model": model, "kernels": kernels})
@@ -242,9 +242,9 @@ def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]
         typed: Flags and overrides of the command that looked for it.
     """
     of_solve = ("mode=", "solve.")
-    kept = [text for text in typed if not text.startswith(of_solve)]
-    if not any(text.startswith("model=") for text in kept):
-        kept.insert(0, f"model={config.model.name}")
+    overrides = [text for text in typed if not text.startswith(of_solve)]
+    if not any(text.startswith("model=") for text in overrides):
+        overrides.insert(0, f"model={config.model.name}")
     before, after = config.model, found
     sizes = {
         "dim": (before.dim, after.dim),
@@ -252,4 +252,4 @@ def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]
     } | {name: (before.options[name], value) for name, value in after.options.items()}
     # Settings that equal those of the model's YAML are left out.
     changed = [f"model.{name}={new}" for name, (old, new) in sizes.items() if new != old]
-    return shlex.join(["elman", *kept, *changed])
+    return shlex.join(["elman", *overrides, *changed])

@@ -11,5 +11,5 @@ from elman.sweeps.row import PrintTable
 def sweep_table_of(mode: Mode) -> PrintTable:
     """Import and return the function that a mode names."""
     module, _, name = mode.table.partition(":")
-    found: PrintTable = getattr(import_module(module), name)
-    return found
+    print_table: PrintTable = getattr(import_module(module), name)
+    return print_table

@@ -49,10 +49,10 @@ def print_answers(
     table = TerminalTable(headings, ("meaning", "answers"))
     for length in sorted(set(lengths)):
         rows = settings.batch_size or rows_at_once(train.batch_size, train.chunk_size, length)
-        found = accuracy_at(model, TaskData(task), length, rows, device, train.precision)
+        score = accuracy_at(model, TaskData(task), length, rows, device, train.precision)
         meaning = "the trained length" if length == train.chunk_size else ""
         guess = f"{chance(task, length):.4f}"
-        table.add(f"{length:,}", f"{found.accuracy:.4f}", guess, f"{found.answered:,}", meaning)
+        table.add(f"{length:,}", f"{score.accuracy:.4f}", guess, f"{score.answered:,}", meaning)
     table.print(console)
     say(
         console,

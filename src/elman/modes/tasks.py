@@ -19,18 +19,18 @@ def run(job: PreparedRun) -> ExitStatus:
         UserError: a task's file is wrong.
     """
     assert job.folder is None
-    found = listed_tasks(job.places)
+    tasks = listed_tasks(job.places)
     config = job.config.data
     if isinstance(config, TaskConfig):
-        named = next(task for task in found if task.config.task == config.task)
+        named = next(task for task in tasks if task.config.task == config.task)
         length = job.config.train.chunk_size
         print_task(table_console(), replace(named, config=config, length=length))
         return ExitStatus.OK
     console = table_console()
-    tasks_table(found).print(console)
+    tasks_table(tasks).print(console)
     say(
         console,
-        f"{len(found)} tasks; rows: trained to longest tested; elman mode=tasks data=<name> shows "
+        f"{len(tasks)} tasks; rows: trained to longest tested; elman mode=tasks data=<name> shows "
         "some of one, and its settings",
     )
     return ExitStatus.OK

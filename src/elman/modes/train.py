@@ -225,8 +225,8 @@ class _Session:
             shard=lambda model: cut_model(model, config, setup.team),
         )
         again = partial(new_model, config, setup.device)
-        given = (again, store, self._display, interruption)
-        return Trainer(config, setup.folder, state, setup.data, *given)
+        arguments = (again, store, self._display, interruption)
+        return Trainer(config, setup.folder, state, setup.data, *arguments)
 
     def _train_model(self, trainer: Trainer, store: CheckpointStore) -> RunEnd:
         """Begin where the run was, if it is resumed; check the rest, and take the steps."""
@@ -300,8 +300,8 @@ class _Session:
     def _report(self, end: RunEnd, interruption: Interruption) -> ExitStatus:
         """Write the result, safe from signals, and then show it, which a signal may cut short."""
         setup, folder, code = self._setup, self._setup.folder, end.status.exit_status
-        given = (setup, self._findings, self._trainer, self._started)
-        result = run_result(*given, end.status, end.error, self._job.phases)
+        arguments = (setup, self._findings, self._trainer, self._started)
+        result = run_result(*arguments, end.status, end.error, self._job.phases)
         if (remote := self._recorder.remote) is not None:
             result.wandb = remote
         with suppress(OSError):  # a picture of an earlier session would hide a kill before the new

@@ -33,15 +33,15 @@ def prove_kernels(setup: TrainingSetup, findings: Findings, say: Callable[[str],
         ParityError: a kernel computes something else.
     """
     config, train = setup.config, setup.config.train
-    given = (setup.device.type, setup.precision, setup.folder, say)
+    arguments = (setup.device.type, setup.precision, setup.folder, say)
     findings.parity = require_parity(
         config.model,
         setup.backend,
-        *given,
+        *arguments,
         sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
         resets=config.data.reset_at_documents,
     )
-    findings.norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
+    findings.norm_parity = require_norm_parity(config.model, config.kernels.backend, *arguments)
 
 
 def require_room(folder: Path, model: LanguageModel) -> None:
@@ -55,8 +55,8 @@ def require_room(folder: Path, model: LanguageModel) -> None:
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if free < needed:
-        wanted, left = different_sizes(needed, free)
+        needs, left = different_sizes(needed, free)
         raise UserError(
-            f"{folder}: a checkpoint needs at least {wanted} and the disk has {left} "
+            f"{folder}: a checkpoint needs at least {needs} and the disk has {left} "
             "free; make room there, or name another disk with hydra.run.dir=<folder>"
         )

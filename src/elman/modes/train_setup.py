@@ -51,8 +51,8 @@ class TrainingSetup:
         """In words, what computes a baseline."""
         model = self.config.model
         cell = registry.cell(model.cell)
-        given = {"device_type": self.device.type, "precision": self.precision}
-        return computation_path(cell, self.backend, model.options, **given)
+        settings = {"device_type": self.device.type, "precision": self.precision}
+        return computation_path(cell, self.backend, model.options, **settings)
 
     @property
     def one_pass(self) -> RunConfig:

@@ -49,8 +49,8 @@ class Metrics:
 
     def seconds_at(self, steps: Floats) -> Floats:
         """Return the training time at each of ``steps``, linear between the windows' ends."""
-        found: Floats = np.interp(steps, [0, *self.window_steps], [0.0, *self.window_seconds])
-        return found
+        seconds: Floats = np.interp(steps, [0, *self.window_steps], [0.0, *self.window_seconds])
+        return seconds
 
     def bytes_at(self, steps: Floats, grad_accum: int) -> Floats:
         """Return the predicted bytes up to each of ``steps``; a resume may change the batch."""
@@ -58,8 +58,8 @@ class Metrics:
         sizes = np.array([size for _, size in self.sessions] or [0], dtype=np.float64) * grad_accum
         before = np.concatenate([[0.0], np.cumsum(np.diff(starts) * sizes[:-1])])
         place = np.clip(np.searchsorted(starts, steps, side="left") - 1, 0, None)
-        found: Floats = before[place] + (steps - starts[place]) * sizes[place]
-        return found
+        amounts: Floats = before[place] + (steps - starts[place]) * sizes[place]
+        return amounts
 
 
 def read_metrics(folder: Path) -> Metrics:
@@ -144,9 +144,9 @@ class _Books:
         """Drop steps that a resumed run repeats: those after its last checkpoint."""
         self.sessions = [session for session in self.sessions if session[0] <= step]
         for columns in (self.steps, self.windows, self.validations):
-            kept = bisect_right(columns[0], step)
+            count = bisect_right(columns[0], step)
             for column in columns:
-                del column[kept:]
+                del column[count:]
 
     def metrics(self, problems: list[str]) -> Metrics:
         """Return what was read."""

@@ -106,7 +106,7 @@ def _accuracies(result: RunResult) -> list[tuple[str, str, str]]:
     """Return the right answers of a run that learned a task, by the length of the rows."""
     task, reached = result.data.task, result.reached_accuracy
     chance = result.data.chance_by_length
-    found = [
+    accuracies = [
         (
             f"accuracy at {int(length):,}",
             _number(share),
@@ -116,8 +116,8 @@ def _accuracies(result: RunResult) -> list[tuple[str, str, str]]:
     ]
     if reached:
         ended = "train.until_accuracy was reached, and training ended"
-        found.append(("ended at", f"step {result.steps:,}", ended))
-    return found
+        accuracies.append(("ended at", f"step {result.steps:,}", ended))
+    return accuracies
 
 
 def _computed_by(result: RunResult) -> str:

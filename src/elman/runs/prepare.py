@@ -86,16 +86,16 @@ def prepare(tree: DictConfig) -> PreparedRun:
         return _follower(tree, place)
     config = checked_config(tree)
     check_ranks(config, Where.PROCESS, place.size)
-    given = _named_run_dir(tree)
+    run_dir = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
-        if given is not None:
+        if run_dir is not None:
             raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
         _point_hydra(tree, Path(), output_subdir=None, silent=True)
         return without_folder(tree, config)
     if is_resume(config):
-        return _resumed(tree, config, given, place)
-    if given is not None:
-        folder = claim_folder(Path(given), "hydra.run.dir")
+        return _resumed(tree, config, run_dir, place)
+    if run_dir is not None:
+        folder = claim_folder(Path(run_dir), "hydra.run.dir")
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
@@ -134,9 +134,9 @@ def config_places(tree: DictConfig) -> list[Place]:
 
 
 def _resumed(
-    tree: DictConfig, config: RunConfig, given: str | None, place: RankPlace
+    tree: DictConfig, config: RunConfig, run_dir: str | None, place: RankPlace
 ) -> PreparedRun:
-    if given is not None:
+    if run_dir is not None:
         raise UserError("hydra.run.dir: train.resume continues in the run's own folder; drop it")
     folder = resumed_folder(config)
     lock = _locked(folder)
@@ -147,13 +147,13 @@ def _resumed(
     if log is not None:
         with read_write(tree.hydra), open_dict(tree.hydra):
             log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
-    kept = deepcopy(tree)
+    before = deepcopy(tree)
     return PreparedRun(
         config,
         folder,
         lock,
         resumed=True,
-        on_taken_up=lambda: _note_resume(kept, folder),
+        on_taken_up=lambda: _note_resume(before, folder),
         place=place,
     )
 
@@ -267,7 +267,7 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
             )
 
 
-def adopt(sections: DictConfig) -> PreparedRun:
+def prepare_inside(sections: DictConfig) -> PreparedRun:
     """Prepare a job inside Hydra's own job runner, which has already made its folder.
 
     Hydra's basic launcher and its cluster launchers call the task in this way.
@@ -297,10 +297,10 @@ def check_alone(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     """
     HydraConfig.instance().set_config(tree)
     config = checked_config(tree, may_pack=may_pack)
-    given = _named_run_dir(tree)
-    if given is not None and not MODES[config.mode].makes_folder:
+    run_dir = _named_run_dir(tree)
+    if run_dir is not None and not MODES[config.mode].makes_folder:
         raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
-    if given is not None:
-        check_free(Path(given), "hydra.run.dir")
+    if run_dir is not None:
+        check_free(Path(run_dir), "hydra.run.dir")
     _point_hydra(tree, Path(), output_subdir=None, silent=True)
     return config

@@ -91,11 +91,11 @@ def busy_seconds(stat: str, cpus: Collection[int]) -> float | None:
         stat: The text of /proc/stat.
         cpus: Their numbers.
     """
-    wanted = {f"cpu{number}" for number in cpus}
-    found = [line.split()[1:] for line in stat.splitlines() if line.split(" ", 1)[0] in wanted]
-    if not found:
+    names = {f"cpu{number}" for number in cpus}
+    lines = [line.split()[1:] for line in stat.splitlines() if line.split(" ", 1)[0] in names]
+    if not lines:
         return None
-    ticks = sum(int(fields[at]) for fields in found for at in _BUSY if at < len(fields))
+    ticks = sum(int(fields[at]) for fields in lines for at in _BUSY if at < len(fields))
     return float(ticks / os.sysconf("SC_CLK_TCK"))
 
 

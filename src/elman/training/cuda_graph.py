@@ -140,7 +140,7 @@ class ReplayedPass:
             for kind in kinds:
                 self._compute(kind)
             set_rng_state(rng, self._device)
-            wanted = self._run_eagerly(kinds)
+            eager = self._run_eagerly(kinds)
         self._optimizer.zero_grad()
         if self._states is not None:
             # In a separate function, so that the memory of these passes is free before a capture.
@@ -149,8 +149,8 @@ class ReplayedPass:
         for kind in sorted(kinds, key=lambda kind: not kind.fresh):
             self._recorded[kind] = self._record(kind)
         set_rng_state(rng, self._device)
-        found = self._run_recorded(kinds)
-        if not torch.allclose(found, wanted, rtol=TOLERANCE, equal_nan=True):
+        recorded = self._run_recorded(kinds)
+        if not torch.allclose(recorded, eager, rtol=TOLERANCE, equal_nan=True):
             self._refuse("gives other results as a CUDA graph")
         return time.perf_counter() - began
 
@@ -202,19 +202,19 @@ class ReplayedPass:
             UserError: it cannot be recorded.
         """
         losses_k, before = torch.zeros(1, device=self._device), blocked.clone()
-        found: list[tuple[Tensor, Tensor]] = []
+        outputs: list[tuple[Tensor, Tensor]] = []
         blocked.fill_(True)
         try:
             with self._graphs.aside():  # allocates the moments
                 update(losses_k)
-            replay = self._replayable(lambda: found.append(update(losses_k)))
+            replay = self._replayable(lambda: outputs.append(update(losses_k)))
         finally:
             blocked.copy_(before)
 
         def replayed(given_k: Tensor) -> tuple[Tensor, Tensor]:
             losses_k.copy_(given_k)
             replay()
-            loss, norm = found[-1]
+            loss, norm = outputs[-1]
             return loss.clone(), norm.clone()  # the next replay writes to the same memory
 
         return replayed
@@ -237,8 +237,8 @@ class ReplayedPass:
 
     def _compute(self, kind: _Kind) -> Tensor:
         """Run the work that a graph records: add a micro-batch's gradients and store its states."""
-        given = None if kind.restart else self._states
-        loss, states = self._compute_batch(self._batch, given)
+        before = None if kind.restart else self._states
+        loss, states = self._compute_batch(self._batch, before)
         if states is not None and self._states is None:
             self._states = copied(states)
         elif states is not None:
@@ -296,7 +296,7 @@ class ReplayedPass:
         return torch.stack(figures)
 
     def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
-        asked = str(self._train.graph).lower()
+        setting = str(self._train.graph).lower()
         raise UserError(
-            f"train.graph={asked}: {self._settings.name} {why}; use train.graph=false"
+            f"train.graph={setting}: {self._settings.name} {why}; use train.graph=false"
         ) from cause

@@ -108,15 +108,15 @@ def _of_a_step(config: ModelConfig, layers: int) -> int:
     _walk(model, steps, fewer)
     _walk(model, steps + 1, more)
     # What does not depend on the length of a row, such as a product of two weights, drops out.
-    found = more.single - fewer.single
-    return found if cell.scan_flops is not None else found + more.of_state - fewer.of_state
+    flops = more.single - fewer.single
+    return flops if cell.scan_flops is not None else flops + more.of_state - fewer.of_state
 
 
 def _walk(model: LanguageModel, steps: int, count: _Count) -> Sequence[State]:
     tokens_bt = torch.empty(1, steps, dtype=torch.uint8, device="meta")
     with count:
-        found: tuple[Tensor, list[State]] = model(tokens_bt)
-    return found[1]
+        outputs: tuple[Tensor, list[State]] = model(tokens_bt)
+    return outputs[1]
 
 
 def _shapes(states: Iterable[State]) -> Iterable[tuple[int, ...]]:

@@ -115,12 +115,12 @@ class HeldOut:
                 self._display.waiting(f"{what} {predicted / total:.0%}, {duration(left)} left")
 
         try:
-            found = self._scored(model, sample, team, show, interruption)
+            held_out = self._scored(model, sample, team, show, interruption)
         finally:
             self._display.activity("")
         if sample is None:
             self._seconds = time.perf_counter() - began
-        return Scored(*found)
+        return Scored(*held_out)
 
     def _scored(
         self,
@@ -150,11 +150,11 @@ class HeldOut:
         except Stopped:
             stopped = 1.0
         nats = [one for one, _ in found]
-        told = team.gather(stopped, *nats, *[0.0] * (most - len(nats)))
-        if any(row[0] for row in told):
+        gathered = team.gather(stopped, *nats, *[0.0] * (most - len(nats)))
+        if any(row[0] for row in gathered):
             raise Stopped
         total = 0.0
-        for one in ordered([row[1:] for row in told], count):
+        for one in ordered([row[1:] for row in gathered], count):
             total += one
         return bits_per_byte(total / predicted), predicted
 
@@ -228,5 +228,5 @@ class HeldOut:
         return data.val_window, data.val_sample if sample is None else sample
 
     def _bytes(self, sample: int | None) -> int:
-        window, wanted = self._windows(sample)
-        return len(validation_windows(self._data, window, wanted)) * window
+        window, window_count = self._windows(sample)
+        return len(validation_windows(self._data, window, window_count)) * window

@@ -84,16 +84,16 @@ class HeldOutAnswers:
         Raises:
             Stopped: a signal came, so there are no numbers.
         """
-        train, found = self._train, {}
+        train, shares = self._train, {}
         try:
             for length in sorted(set(self._data.config.lengths)):
                 self._display.waiting(f"testing rows of {length:,}")
                 rows = rows_at_once(train.batch_size, train.chunk_size, length)
-                given = (model, self._data, length, rows, self._device, train.precision)
-                found[length] = accuracy_at(*given, stoppable=interruption.stoppable).accuracy
+                arguments = (model, self._data, length, rows, self._device, train.precision)
+                shares[length] = accuracy_at(*arguments, stoppable=interruption.stoppable).accuracy
         finally:
             self._display.activity("")
-        return found
+        return shares
 
     def forecast(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say nothing: a validation of a task is a few batches."""

@@ -19,7 +19,7 @@ _NOTABLE = 1e-3
 _SIZES = ("batch_size", "chunk_size", "grad_accum")
 
 
-def adopt_schedule(
+def change_schedule(
     before: RunConfig, now: RunConfig, state: TrainingState, totals: Totals
 ) -> str | None:
     """Let the schedule span the new budget; return a line if the next rate is another one.

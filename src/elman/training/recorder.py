@@ -57,7 +57,7 @@ class Recorder:
     @property
     def remote(self) -> dict[str, Any] | None:
         """What the result says of Weights & Biases; None without it."""
-        return None if self._remote is None else self._remote.told()
+        return None if self._remote is None else self._remote.record()
 
     def begin(self, step: int) -> None:
         """Let the dashboards forget what an earlier session showed of the steps after ``step``."""

@@ -199,7 +199,7 @@ class Saver(Listener):
             return ""
 
         self._saves += 1
-        said = team.told(f"saved/{self._saves}", written)
+        said = team.from_leader(f"saved/{self._saves}", written)
         if said:
             raise errors[0] if errors else CheckpointError(said)
 

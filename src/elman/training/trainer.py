@@ -36,7 +36,7 @@ from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.listeners import Listeners
 from elman.training.loop import train
 from elman.training.memory_guard import MemoryGuard, TooLittleMemoryError
-from elman.training.new_schedule import adopt_schedule
+from elman.training.new_schedule import change_schedule
 from elman.training.profiling import Profile
 from elman.training.recorder import Recorder
 from elman.training.records import SHOWN_SECONDS, Records
@@ -165,7 +165,7 @@ class Trainer:
         self._saver.restore(checkpoint, self._folder)
         self._validation.recall(checkpoint)
         self._refuse_used_up(ended)
-        line = adopt_schedule(before or self.config, self.config, self.state, self.totals)
+        line = change_schedule(before or self.config, self.config, self.state, self.totals)
         self._display.say(f"resuming after step {self.state.step}")
         if line is not None:
             self._display.say(line)

@@ -46,8 +46,8 @@ def check_access(log: LogConfig) -> None:
     if find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
     name = log.wandb_project
-    found = [sign for sign in _FORBIDDEN if sign in name]
-    if not name.strip() or found or len(name) > _LONGEST_NAME:
+    signs = [sign for sign in _FORBIDDEN if sign in name]
+    if not name.strip() or signs or len(name) > _LONGEST_NAME:
         raise UserError(
             f"log.wandb_project={name}: a project's name has 1 to {_LONGEST_NAME} characters, none "
             f"of them {' '.join(_FORBIDDEN)}; choose another"
@@ -115,7 +115,7 @@ class WeightsAndBiases:
         where = f"offline, in {self._place}" if self._run.offline else self._run.url
         self._say(f"Weights & Biases: {where}")
 
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what the result says of it: id, project, and what went wrong."""
         named = {key: self._given[key] for key in ("id", "project")}
         offline = self._run is not None and bool(self._run.offline)
@@ -205,10 +205,10 @@ def own_id(folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     older = (folder / "wandb").is_dir()  # the id of such a run was its folder's name
-    kept = folder.name.replace(":", "-") if older else secrets.token_hex(8)
+    own = folder.name.replace(":", "-") if older else secrets.token_hex(8)
     with contextlib.suppress(OSError):  # a full disk: the run goes on
-        put_text(path, json.dumps({"id": kept}) + "\n")
-    return kept
+        put_text(path, json.dumps({"id": own}) + "\n")
+    return own
 
 
 def _end_its_processes() -> None:

@@ -287,10 +287,10 @@ def markdown_table(table: Table) -> str:
 def terminal_table(table: Table, spare: Sequence[str] = (), *, bars: bool = True) -> TerminalTable:
     """Return a table for a terminal; see :class:`~elman.base.tables.TerminalTable`."""
     headings = [Heading(one_line(head.name), head.number) for head in table.heads]
-    found = TerminalTable(headings, spare, bars=bars)
+    shown = TerminalTable(headings, spare, bars=bars)
     for line in table.cells:
-        found.add(*map(one_line, line))
-    return found
+        shown.add(*map(one_line, line))
+    return shown
 
 
 def csv_table(table: Table) -> str:

@@ -80,7 +80,7 @@ def measured(run: Run) -> str:
 def remarks(run: Run) -> dict[str, str]:
     """Return the further settings, and the versions that ran, as text by dotted key."""
     config = run.config or {}
-    found = {
+    facts = {
         f"{name}.{key}": _text(config[name][key])
         for name, keys in _REMARKED.items()
         for key in keys
@@ -88,25 +88,25 @@ def remarks(run: Run) -> dict[str, str]:
     }
     whole = with_newer({name: {} for name in _REMARKED_SECTIONS} | dict(config))
     for name in _REMARKED_SECTIONS:
-        found |= {
+        facts |= {
             f"{name}.{key}": _text(value)
             for key, value in (whole[name] or {}).items()
             if key not in _IRRELEVANT.get(name, ())
         }
     if run.config is not None:
-        found["MLP behind the mixers"] = _mlp(config.get("model") or {})
+        facts["MLP behind the mixers"] = _mlp(config.get("model") or {})
         free = (config.get("optim") or {}).get("name") == "schedulefree"
-        found["weights of the validation"] = "averaged" if free else "as trained"
+        facts["weights of the validation"] = "averaged" if free else "as trained"
     if run.result is not None:
-        found["data.path"] = data_names(run)
+        facts["data.path"] = data_names(run)
         # The oldest results have no such key: nothing was replayed then.
-        found["train.graph"] = _text(bool(run.result.graph))
+        facts["train.graph"] = _text(bool(run.result.graph))
         if (config.get("optim") or {}).get("name") == "muon":  # the oldest results do not say
-            found["optim.matrix_precision"] = run.result.matrix_precision or "bf16"
+            facts["optim.matrix_precision"] = run.result.matrix_precision or "bf16"
         environment = run.result.environment
-        found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
-        found["torch"] = environment.packages.get("torch") or NOT_RECORDED
-    return found
+        facts["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
+        facts["torch"] = environment.packages.get("torch") or NOT_RECORDED
+    return facts
 
 
 def _data_seed(train: Mapping[str, Any]) -> str:
@@ -234,33 +234,33 @@ def warm_up_share(run: Run) -> float | None:
     None if the run has no step, or none of these settings.
     """
     optim: Mapping[str, Any] = (run.config or {}).get("optim") or {}
-    given, steps = optim.get("warmup_share"), run.result.steps if run.result is not None else None
-    if isinstance(given, int | float):
-        return float(given)
+    share, steps = optim.get("warmup_share"), run.result.steps if run.result is not None else None
+    if isinstance(share, int | float):
+        return float(share)
     needed = optim.get("warmup_steps")
     return needed / steps if isinstance(needed, int) and steps else None
 
 
 def only_warmed_up(run: Run) -> bool:
     """Whether a run that ended well never left its warm-up."""
-    found = warm_up_share(run) if run.counts else None
-    return found is not None and found >= 1
+    share = warm_up_share(run) if run.counts else None
+    return share is not None and share >= 1
 
 
 def warmed_up_long(run: Run) -> bool:
     """Whether a run that ended well left its warm-up, but late."""
-    found = warm_up_share(run) if run.counts else None
-    return found is not None and LONG_SHARE < found < 1
+    share = warm_up_share(run) if run.counts else None
+    return share is not None and LONG_SHARE < share < 1
 
 
 def warm_up_words(run: Run) -> str:
     """Say how much of a run was warm-up, and how far its rate came."""
-    optim, found = (run.config or {}).get("optim") or {}, warm_up_share(run)
+    optim, share = (run.config or {}).get("optim") or {}, warm_up_share(run)
     steps = run.result.steps if run.result is not None else None
-    if found is None or not steps:
+    if share is None or not steps:
         return ""
     needed = f"{optim.get('warmup_steps'):,} steps of warm-up, and the run had {steps:,}"
-    return f"{needed}: its rate reached {1 / found:.0%} of optim.lr" if found >= 1 else needed
+    return f"{needed}: its rate reached {1 / share:.0%} of optim.lr" if share >= 1 else needed
 
 
 MARKS: dict[str, Callable[[Run], bool]] = {

@@ -80,7 +80,7 @@ class Deciding:
     why: str
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return it as a sentence."""
         return f"{self.number.name} at equal {self.axis} decides: {self.why}"
 
@@ -180,11 +180,11 @@ def by_rule(rows: Sequence[Row]) -> Deciding:
 
 def deciding(rows: Sequence[Row]) -> Deciding:
     """Return what decides among comparable rows: by the rule, if every run has that number."""
-    found = by_rule(rows)
-    if found.number is VAL_BPB and (lacking := [*_lacking(rows)]):
+    rule = by_rule(rows)
+    if rule.number is VAL_BPB and (lacking := [*_lacking(rows)]):
         names = ", ".join(lacking[:_MOST_NAMES]) + (", ..." if len(lacking) > _MOST_NAMES else "")
-        return instead(found, f"is missing in {names}")
-    return found
+        return instead(rule, f"is missing in {names}")
+    return rule
 
 
 def instead(rule: Deciding, why_not: str) -> Deciding:
@@ -226,9 +226,9 @@ def _lacking(rows: Sequence[Row]) -> Iterator[str]:
 
 def budget_axis(rows: Sequence[Row]) -> Axis:
     """Return what bounded the runs; of several budgets the one that every run spent."""
-    given = [kind.axis for kind in budget_kinds(rows[0].counted[0])]
+    axes = [kind.axis for kind in budget_kinds(rows[0].counted[0])]
     runs = [run for row in rows for run in row.counted]
-    return next((axis for axis in given if all(spent(run, axis) for run in runs)), given[0])
+    return next((axis for axis in axes if all(spent(run, axis) for run in runs)), axes[0])
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def _curve(frame: Frame, curve: Curve, thin: str, *, dotted: bool) -> Group:
         lows, highs = ([frame.y(value) for value in side.tolist()] for side in curve.band)
         around = [*zip(xs, lows, strict=True), *zip(xs[::-1], highs[::-1], strict=True)]
         shapes.append(Path([around], element="polygon"))
-    shapes.append(Path([places], thin, "polyline", curve.told))
+    shapes.append(Path([places], thin, "polyline", curve.full_name))
     dots = [(x, y, 1.8) for x, y in places] if dotted else []
     if curve.ok:
         dots = [*dots[:-1], (*places[-1], 2.4)]
@@ -210,7 +210,7 @@ def _point(frame: Frame, point: Point, height: float | None, measure: str) -> Gr
     left, right = map(frame.x, point.x_range)
     low, high = map(frame.y, point.y_range)
     on_left = frame.x_axis.share(point.x) > 0.5
-    told = f"{point.told}: {point.x:,.0f} tok/s, {measure} {point.y:.4f}"
+    text = f"{point.full_name}: {point.x:,.0f} tok/s, {measure} {point.y:.4f}"
     label = Text(
         x - 8 if on_left else x + 8,
         (y if height is None else height) - 6,
@@ -221,7 +221,7 @@ def _point(frame: Frame, point: Point, height: float | None, measure: str) -> Gr
     shapes = [
         Path([[(left, y), (right, y)], [(x, low), (x, high)]]),
         *_mark(x, y, point.marks),
-        Circle(x, y, 4, "" if point.known else "hollow", point.told, told),
+        Circle(x, y, 4, "" if point.known else "hollow", point.full_name, text),
         label,
     ]
     return Group(shapes, "point", point.row, point.style)
@@ -265,12 +265,12 @@ def _over_numbers(picture: OverNumbers) -> Drawing:
 
 def _over_names(picture: OverNames) -> Drawing:
     """Return the loss of each of some names, each below its name."""
-    unruled = replace(picture.y, given=((picture.y.low, ""),))  # each name has its own rule
-    height = 30 + 48 + _LINE_HEIGHT * len(picture.y.given)
+    unruled = replace(picture.y, own_ticks=((picture.y.low, ""),))  # each name has its own rule
+    height = 30 + 48 + _LINE_HEIGHT * len(picture.y.own_ticks)
     frame = Frame(picture.x, unruled, height=height, left=14)
     end = frame.width - frame.right
     shapes: list[Shape] = []
-    for place, name in picture.y.given:
+    for place, name in picture.y.own_ticks:
         at = frame.top + _LINE_HEIGHT * place
         shapes.append(Text(frame.left, at + 13, _short(name), "name"))
         rule = [(float(frame.left), at + _DOT_BELOW), (float(end), at + _DOT_BELOW)]
@@ -308,9 +308,9 @@ def _dot(dot: Dot, x: float, y: float, bar: Places, label: Sequence[Shape]) -> G
     shapes += _mark(x, y, dot.marks)
     if dot.loss is None:
         sign = _cross(x, y) if dot.failed else Circle(x, y, 3, "hollow")
-        shapes.append(Group([sign], "bad", tip=dot.told, at=(x, y)))
+        shapes.append(Group([sign], "bad", tip=dot.summary, at=(x, y)))
     else:
-        shapes.append(Circle(x, y, 4, tip=dot.told))
+        shapes.append(Circle(x, y, 4, tip=dot.summary))
         # Some of its runs failed: a small cross beside the mean of the others.
         shapes += [Group([_cross(x + 11, y)], "bad")] if dot.failed else []
     return Group([*shapes, *label], "point", dot.row, dot.style)
@@ -318,18 +318,20 @@ def _dot(dot: Dot, x: float, y: float, bar: Places, label: Sequence[Shape]) -> G
 
 def _heat_map(picture: HeatMap) -> Drawing:
     """Return a cell for each pair of values; what failed is hatched and has its word."""
-    longest = max(len(_short(name, _MOST_NAME)) for _, name in picture.y.given)
+    longest = max(len(_short(name, _MOST_NAME)) for _, name in picture.y.own_ticks)
     left = int(14 + _SIDE * longest)
-    across = (580 - left - 18) / len(picture.x.given)
+    across = (580 - left - 18) / len(picture.x.own_ticks)
     down = min(44.0, max(18.0, across))
     x, y = (_short_names(axis) for axis in (picture.x, picture.y))
-    frame = Frame(x, y, height=int(30 + 48 + down * len(picture.y.given)), left=left)
+    frame = Frame(x, y, height=int(30 + 48 + down * len(picture.y.own_ticks)), left=left)
     best_last = sorted(picture.dots, key=lambda dot: dot.best)
     return frame.drawing(picture, [_cell(picture, dot, frame, across, down) for dot in best_last])
 
 
 def _short_names(axis: Axis) -> Axis:
-    return replace(axis, given=tuple((at, _short(name, _MOST_NAME)) for at, name in axis.given))
+    return replace(
+        axis, own_ticks=tuple((at, _short(name, _MOST_NAME)) for at, name in axis.own_ticks)
+    )
 
 
 def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) -> Group:
@@ -346,7 +348,7 @@ def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) 
         shown = _short(words, max(3, int(across / 6.5)))
         shapes.append(Text(x, y + 4, shown, css, "middle"))
     kind = "cell best" if dot.best else "cell"
-    return Group(shapes, kind, dot.row, tip=dot.told, at=(x, y))
+    return Group(shapes, kind, dot.row, tip=dot.summary, at=(x, y))
 
 
 def draw_tasks(tasks: Tasks) -> Drawing:
@@ -387,7 +389,7 @@ def _task(cell: TaskCell, x: float, y: float) -> Group:
         Text(x + _WIDE / 2, y + 14, cell.verdict, anchor="middle"),
         *(Circle(zero + inside * seed, low - 10, _RADIUS) for seed in cell.seeds),
     ]
-    tip = f"{cell.model}, {cell.task}: {cell.told}"
+    tip = f"{cell.model}, {cell.task}: {cell.summary}"
     return Group(shapes, f"task {_TASK[cell.verdict]}", cell.number, tip=tip)
 
 
@@ -399,7 +401,7 @@ def with_legend(drawing: Drawing, lines: Lines) -> Drawing:
     entries = {curve.row: curve for curve in reversed(lines.curves)}
     if len(entries) > COLORS * DASHES:
         return drawing
-    names = {row: _short(curve.told, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
+    names = {row: _short(curve.full_name, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
     wide = 2 * _SAMPLE + _ENTRY_LETTER * max(map(len, names.values()), default=0)
     across = max(1, int(drawing.width / wide))
     shapes: list[Shape] = []

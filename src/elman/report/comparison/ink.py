@@ -146,11 +146,11 @@ def rules(colors: Mapping[str, str] | None = None, scale: float = 1.0) -> str:
         scale: How much larger type is than on the page.
     """
     rows = (f"c{at}" for at in range(COLORS))
-    found = [f"svg text{{font:{TYPE * scale:g}px {FONT}}}"]
-    found += [f"{name}{{{_properties(pen, colors, scale)}}}" for name, pen in PENS.items()]
-    found += [f".{name}{{color:{_color(name, colors)}}}" for name in rows]
-    found += [f".d{at} polyline{{stroke-dasharray:{dash}}}" for at, dash in enumerate(DASHED) if at]
-    return "\n".join(found)
+    lines = [f"svg text{{font:{TYPE * scale:g}px {FONT}}}"]
+    lines += [f"{name}{{{_properties(pen, colors, scale)}}}" for name, pen in PENS.items()]
+    lines += [f".{name}{{color:{_color(name, colors)}}}" for name in rows]
+    lines += [f".d{at} polyline{{stroke-dasharray:{dash}}}" for at, dash in enumerate(DASHED) if at]
+    return "\n".join(lines)
 
 
 def variables(colors: Mapping[str, str]) -> str:
@@ -170,21 +170,21 @@ def _properties(pen: Pen, colors: Mapping[str, str] | None, scale: float) -> str
     stroke, fill = _color(pen.stroke, colors), _color(pen.fill, colors)
     if pen.size:
         edge = f"paint-order:stroke;stroke:{_color('back', colors)};stroke-width:3px"
-        found = {
+        properties = {
             f"font-size:{pen.size * scale:g}px": pen.size != TYPE,
             f"fill:{fill}": True,
             "font-weight:600": pen.bold,
             edge: pen.halo,
         }
     else:
-        found = {
+        properties = {
             f"fill:{fill}": True,
             f"fill-opacity:{pen.opacity:g}": pen.opacity != 1,
             f"stroke:{stroke}": True,
             f"stroke-width:{pen.width:g}": pen.stroke != "none",
             f"stroke-dasharray:{pen.dash}": bool(pen.dash),
         }
-    return ";".join(text for text, holds in found.items() if holds)
+    return ";".join(text for text, holds in properties.items() if holds)
 
 
 @dataclass(frozen=True)
@@ -206,14 +206,14 @@ class Path:
 
 @dataclass(frozen=True)
 class Circle:
-    """A circle; ``told`` is what it says besides its ``tip`` when the page's script runs."""
+    """A circle; ``value`` is what it says besides its ``tip`` when the page's script runs."""
 
     x: float
     y: float
     r: float
     css: str = ""
     tip: str = ""
-    told: str = ""
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,14 +301,14 @@ def style_classes(style: int) -> str:
 
 def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
     """Return a drawing as an element of a page, without the rules of its pens."""
-    told = [f'class="{drawing.css}"', f'id="{drawing.name}"', *attributes]
-    told.append(f'viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img"')
-    told += [f'{name}="{escape(value)}"' for name, value in drawing.facts.items()]
+    attrs = [f'class="{drawing.css}"', f'id="{drawing.name}"', *attributes]
+    attrs.append(f'viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img"')
+    attrs += [f'{name}="{escape(value)}"' for name, value in drawing.facts.items()]
     parts, name = [style], f"{drawing.name}-title"
     if drawing.inside is None:
-        told.append(f'aria-label="{escape(drawing.title)}"')
+        attrs.append(f'aria-label="{escape(drawing.title)}"')
     else:
-        told.append(f'aria-labelledby="{name}"')
+        attrs.append(f'aria-labelledby="{name}"')
         parts.insert(0, f'<title id="{name}">{escape(drawing.title)}</title>')
         left, right, top, bottom = drawing.inside
         box = f'x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"'
@@ -316,7 +316,7 @@ def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
     inside = "".join(_svg(shape, drawing.name) for shape in drawing.shapes)
     if f"#{drawing.name}-hatch" in inside:
         parts.append(_HATCHING.format(name=drawing.name))
-    return f"<svg {' '.join(told)}>{''.join(parts)}{inside}</svg>"
+    return f"<svg {' '.join(attrs)}>{''.join(parts)}{inside}</svg>"
 
 
 def sample(style: int) -> str:
@@ -332,8 +332,8 @@ def _svg(shape: Shape, name: str) -> str:
         case Path():
             return _path(shape)
         case Circle():
-            told = f' data-tip="{escape(shape.told)}"' if shape.told else ""
-            place = f'cx="{shape.x:.1f}" cy="{shape.y:.2f}" r="{shape.r:g}"{told}'
+            value = f' data-tip="{escape(shape.value)}"' if shape.value else ""
+            place = f'cx="{shape.x:.1f}" cy="{shape.y:.2f}" r="{shape.r:g}"{value}'
             return _element("circle", shape.css, place, shape.tip)
         case Text():
             place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
@@ -356,13 +356,13 @@ def _svg(shape: Shape, name: str) -> str:
 def _group(group: Group, name: str) -> str:
     css = [group.css] * bool(group.css)
     css += [] if group.style is None else [style_classes(group.style)]
-    told = [f'class="{" ".join(css)}"'] * bool(css)
-    told += [f'clip-path="url(#{name}-inside)"'] * group.clipped
-    told += [] if group.row is None else [f'data-row="{group.row}"']
-    told += [] if group.at is None else [f'data-at="{group.at[0]:.1f} {group.at[1]:.1f}"']
+    attributes = [f'class="{" ".join(css)}"'] * bool(css)
+    attributes += [f'clip-path="url(#{name}-inside)"'] * group.clipped
+    attributes += [] if group.row is None else [f'data-row="{group.row}"']
+    attributes += [] if group.at is None else [f'data-at="{group.at[0]:.1f} {group.at[1]:.1f}"']
     tip = f"<title>{escape(group.tip)}</title>" if group.tip else ""
     inside = "".join(_svg(shape, name) for shape in group.shapes)
-    return f"<g {' '.join(told)}>{tip}{inside}</g>"
+    return f"<g {' '.join(attributes)}>{tip}{inside}</g>"
 
 
 def _path(path: Path) -> str:

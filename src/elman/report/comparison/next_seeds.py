@@ -30,9 +30,9 @@ class _Home:
 
     @classmethod
     def of(cls, source: Source) -> _Home:
-        told = [_overrides(run) for run in source.compared]
-        keys = dict.fromkeys(key for one in told for key in one)
-        return cls(source, {key: {one.get(key) for one in told} for key in keys})
+        overrides = [_overrides(run) for run in source.compared]
+        keys = dict.fromkeys(key for one in overrides for key in one)
+        return cls(source, {key: {one.get(key) for one in overrides} for key in keys})
 
 
 def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
@@ -42,8 +42,8 @@ def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
         wins: The comparisons.
         sources: The folders of the report: a command adds jobs to the sweep of a row.
     """
-    found = [_Home.of(source) for source in sources if source.is_sweep]
-    homes = {id(run): home for home in found for run in home.source.compared}
+    sweeps = [_Home.of(source) for source in sources if source.is_sweep]
+    homes = {id(run): home for home in sweeps for run in home.source.compared}
     return replace(wins, groups=tuple(_commanded(group, homes) for group in wins.groups))
 
 
@@ -70,8 +70,8 @@ def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, _Home]) -> Ite
 
     There is none if a row is of no sweep, or of one that runs: its seeds are not all there yet.
     """
-    found = [homes.get(id(row.counted[0])) for row in rows]
-    known = [home for home in found if home is not None]
+    homes_of_rows = [homes.get(id(row.counted[0])) for row in rows]
+    known = [home for home in homes_of_rows if home is not None]
     seeds = next_seeds(rows, more)
     if len(known) < len(rows) or not seeds or any(home.source.living for home in known):
         return
@@ -108,14 +108,14 @@ def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
 
     What the runs of a suite set cannot be typed, but their models can be named.
     """
-    own, given = [_overrides(run) for run in runs], home.source.suite_keys
+    own, suite_keys = [_overrides(run) for run in runs], home.source.suite_keys
     for key, values in home.values.items():
-        wanted = {one.get(key): None for one in own}
-        if key == _SEED or None in wanted or wanted.keys() >= values:
+        own_values = {one.get(key): None for one in own}
+        if key == _SEED or None in own_values or own_values.keys() >= values:
             continue
-        texts = ",".join(map(str, wanted))
-        if key in given:
-            if key == _MODEL and _SEED not in given:
+        texts = ",".join(map(str, own_values))
+        if key in suite_keys:
+            if key == _MODEL and _SEED not in suite_keys:
                 yield f"{_ONLY}={texts}"
         elif key not in _PATHS:
             yield f"{key}={texts}"
@@ -123,7 +123,7 @@ def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
 
 def _overrides(run: Run) -> dict[str, str]:
     pairs = (text.partition("=") for text in run.overrides)
-    found = {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
+    typed = {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
     # What a tuned sweep has chosen for an arm cannot be typed: the sweep chooses it.
     chosen = run.tuning.values if run.tuning is not None else {}
-    return {key: value for key, value in found.items() if key not in chosen}
+    return {key: value for key, value in typed.items() if key not in chosen}

@@ -27,7 +27,7 @@ _MOST_NAMES = 4
 def comparison_notes(rows: Sequence[Row]) -> list[str]:
     """Return one line for each difference between rows, whether it spoils the comparison or not."""
     counted = [row for row in rows if row.counted]
-    found = []
+    notes = []
     names = list(dict.fromkeys(name for row in counted for name in row.conditions))
     for name in names:
         places: dict[str, list[str]] = {}
@@ -37,15 +37,15 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
             if place not in listed:
                 listed.append(place)
         if len(places) > 1:
-            found.append(f"not comparable: different {name}: {_listing(places)}")
-    found += [*_budgets(counted), *_sizes(counted), *_remarks(counted), *_repeats(counted)]
-    found += _warm_ups(counted)
+            notes.append(f"not comparable: different {name}: {_listing(places)}")
+    notes += [*_budgets(counted), *_sizes(counted), *_remarks(counted), *_repeats(counted)]
+    notes += _warm_ups(counted)
     if counted and all(len(row.counted) == 1 for row in counted):
-        found.append(
+        notes.append(
             "n=1: one seed a row, so the noise between seeds is unknown; "
             "train.seed=1,2,3 measures it"
         )
-    return found
+    return notes
 
 
 def _budgets(rows: Sequence[Row]) -> list[str]:
@@ -102,17 +102,17 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
     swept = {text.split("=", 1)[0] for row in rows for text in row.runs[0].swept}
-    told = [remarks(row.counted[0]) for row in rows]
-    found = []
-    for key in dict.fromkeys(key for one in told for key in one):
+    remarks_by_row = [remarks(row.counted[0]) for row in rows]
+    notes = []
+    for key in dict.fromkeys(key for one in remarks_by_row for key in one):
         if key in swept or key.split(".")[0] in swept:
             continue
         places: dict[str, list[str]] = {}
-        for row, one in zip(rows, told, strict=True):
+        for row, one in zip(rows, remarks_by_row, strict=True):
             places.setdefault(one.get(key, "not set"), []).append(row.label)
         if len(places) > 1:
-            found.append(f"differs too: {key}: {_listing(places)}")
-    return found
+            notes.append(f"differs too: {key}: {_listing(places)}")
+    return notes
 
 
 def _listing(places: Mapping[str, Sequence[str]]) -> str:
@@ -125,14 +125,14 @@ def _named_rows(names: Sequence[str]) -> str:
 
 def run_notes(runs: Sequence[Run]) -> list[str]:
     """Return one line for each run that did not end well, and for each problem of a run."""
-    found = []
+    notes = []
     for run in runs:
         if run.status != RunStatus.OK:
-            found.append(f"{_named(run)}: {ending(run)}")
+            notes.append(f"{_named(run)}: {ending(run)}")
         elif run.reason:
-            found.append(f"{_named(run)}: {run.reason}")
-        found += [f"{_named(run)}: {problem}" for problem in run.problems if problem != run.reason]
-    return found
+            notes.append(f"{_named(run)}: {run.reason}")
+        notes += [f"{_named(run)}: {problem}" for problem in run.problems if problem != run.reason]
+    return notes
 
 
 def ending(run: Run) -> str:
@@ -170,12 +170,12 @@ class Failures:
     """The runs of one folder that failed.
 
     Args:
-        found: Each way in which they ended, with its runs.
+        groups: Each way in which they ended, with its runs.
         when: When to type the command, in words.
         command: The command that runs them again; empty if there is none.
     """
 
-    found: tuple[Failure, ...]
+    groups: tuple[Failure, ...]
     when: str
     command: str
 
@@ -193,11 +193,11 @@ def failures_of(source: Source) -> Failures | None:
     groups: dict[str, list[Run]] = {}
     for run in failed:
         groups.setdefault(ending(run), []).append(run)
-    found = tuple(Failure(words, tuple(runs)) for words, runs in groups.items())
+    failures = tuple(Failure(words, tuple(runs)) for words, runs in groups.items())
     when = "To run them again"
     if source.living:
         when = "Once the sweep has ended, to run them again"
-    return Failures(found, when, _command(source, failed))
+    return Failures(failures, when, _command(source, failed))
 
 
 def _command(source: Source, failed: Sequence[Run]) -> str:

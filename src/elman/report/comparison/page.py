@@ -140,8 +140,8 @@ def _facts(report: Report) -> Iterator[str]:
     for source in report.sources:
         when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
         suite = f"suite {source.benchmark}" if source.benchmark else ""
-        told = (" · ".join(filter(None, (str(source.folder), suite, when))), source.command)
-        yield from filter(None, (*told, *source.added))
+        facts = (" · ".join(filter(None, (str(source.folder), suite, when))), source.command)
+        yield from filter(None, (*facts, *source.added))
 
 
 def _about(report: Report) -> Block:
@@ -260,7 +260,7 @@ def _failures(report: Report) -> Block:
 
 def _failures_of(failures: Failures) -> Iterator[Items | Command]:
     items = []
-    for failure in failures.found:
+    for failure in failures.groups:
         names = [f"job {run.job}" if run.job is not None else run.name for run in failure.runs]
         more = len(names) - _MOST_NAMED
         named = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -93,10 +93,10 @@ def _is_ours(path: Path) -> bool:
 
 def table_text(report: Report) -> str:
     """Return the table as LaTeX: means with standard deviations over n seeds, and their meaning."""
-    told = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
-    told |= {head: measure.definition for head, measure in _MEASURES}
-    meanings = " ".join(f"{head}: {text}." for head, text in told.items())
-    decides = [group.by.told for group in report.wins.groups]
+    definitions = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
+    definitions |= {head: measure.definition for head, measure in _MEASURES}
+    meanings = " ".join(f"{head}: {text}." for head, text in definitions.items())
+    decides = [group.by.sentence for group in report.wins.groups]
     notes = " ".join(f"{note}." for note in dict.fromkeys([*decides, *report.comparison]))
     caption = (
         "Means over n seeds, each with the standard deviation of the sample (n - 1 in the "
@@ -118,12 +118,12 @@ def _cells(row: Row) -> list[str]:
 
 
 def _number(row: Row, measure: Measure) -> str:
-    found = row.over_runs(measure.of)
-    if found is None:
+    values = row.over_runs(measure.of)
+    if values is None:
         return NONE
-    if found.sd is None:
-        return measure.shown(found.mean)
-    return Latex(f"${_digits(measure, found.mean)} \\pm {_digits(measure, found.sd)}$")
+    if values.sd is None:
+        return measure.shown(values.mean)
+    return Latex(f"${_digits(measure, values.mean)} \\pm {_digits(measure, values.sd)}$")
 
 
 def _digits(measure: Measure, value: float) -> str:

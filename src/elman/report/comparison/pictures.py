@@ -44,7 +44,7 @@ class Curve:
     style: int = 0
 
     @property
-    def told(self) -> str:
+    def full_name(self) -> str:
         """Its name with its marks."""
         return f"{self.name} ({', '.join(self.marks)})" if self.marks else self.name
 
@@ -54,11 +54,11 @@ class Curve:
             return self
         edges = np.linspace(0, self.x.size, stretches + 1).astype(int)
         lows, highs = self.band or (self.y, self.y)
-        kept: set[int] = set()
+        shown: set[int] = set()
         for first, end in pairwise(edges.tolist()):
-            kept |= {first, end - 1}
-            kept |= {first + int(lows[first:end].argmin()), first + int(highs[first:end].argmax())}
-        chosen = sorted(kept)
+            shown |= {first, end - 1}
+            shown |= {first + int(lows[first:end].argmin()), first + int(highs[first:end].argmax())}
+        chosen = sorted(shown)
         band = self.band and (lows[chosen], highs[chosen])
         return replace(self, x=self.x[chosen], y=self.y[chosen], band=band)
 
@@ -94,8 +94,8 @@ class Point:
     style: int = 0
 
     @property
-    def told(self) -> str:
-        """Return its name with its marks."""
+    def full_name(self) -> str:
+        """Its name with its marks."""
         marks = [*self.marks, *([] if self.known else ["n=1"])]
         return f"{self.name} ({', '.join(marks)})" if marks else self.name
 
@@ -133,7 +133,7 @@ class Dot:
     measure: str = "loss"
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Everything about it in one line."""
         parts = []
         if self.loss is not None:
@@ -242,14 +242,14 @@ class Axis:
         low: Where it begins.
         high: Where it ends.
         log: Whether it is logarithmic; ``low`` is above 0 then.
-        given: Ticks with their texts, instead of round numbers: swept values, or names.
+        own_ticks: Ticks with their texts, instead of round numbers: swept values, or names.
     """
 
     label: str
     low: float
     high: float
     log: bool = False
-    given: tuple[tuple[float, str], ...] = ()
+    own_ticks: tuple[tuple[float, str], ...] = ()
 
     @property
     def ticks(self) -> list[float]:
@@ -269,8 +269,8 @@ class Axis:
     @property
     def shown_ticks(self) -> list[tuple[float, str]]:
         """The ticks with their texts, all in one unit."""
-        if self.given:
-            return list(self.given)
+        if self.own_ticks:
+            return list(self.own_ticks)
         ticks = self.ticks
         top = max(map(abs, ticks), default=0.0)
         scale, unit = next(
@@ -302,13 +302,13 @@ def axis_of_values(label: str, texts: Sequence[str]) -> Axis:
         label: The key.
         texts: Different numbers, as typed, at least one.
     """
-    given = sorted((float(text), text) for text in texts)
-    values = [value for value, _ in given]
+    ticks = sorted((float(text), text) for text in texts)
+    values = [value for value, _ in ticks]
     if is_log(values):
         reach = (values[-1] / values[0]) ** 0.05
-        return Axis(label, values[0] / reach, values[-1] * reach, True, tuple(given))
+        return Axis(label, values[0] / reach, values[-1] * reach, True, tuple(ticks))
     plain = axis(label, values)
-    return Axis(label, plain.low, plain.high, False, tuple(given))
+    return Axis(label, plain.low, plain.high, False, tuple(ticks))
 
 
 def is_log(values: Sequence[float]) -> bool:

@@ -131,17 +131,17 @@ def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
         height: The number that decides who wins: rows are ordered by it.
     """
     curves = make_curves(rows)
-    found = [_swept(plot, height) for plot in swept_plots(rows, height)]
-    found += [_loss_plot(rows, KIND_OF[name], each) for name, each in curves.losses.items() if each]
+    plots = [_swept(plot, height) for plot in swept_plots(rows, height)]
+    plots += [_loss_plot(rows, KIND_OF[name], each) for name, each in curves.losses.items() if each]
     if any(curve.x.size for curve in curves.validations):
-        found.append(_validation_plot(rows, curves.validations))
+        plots.append(_validation_plot(rows, curves.validations))
     if curves.rates:
-        found.append(_rate_plot(rows, curves.rates))
+        plots.append(_rate_plot(rows, curves.rates))
     pairs = enumerate(rows)
     points = [point for number, row in pairs if (point := _point(number, row, height))]
     if points:
-        found.append(_pareto(rows, points, height))
-    return found
+        plots.append(_pareto(rows, points, height))
+    return plots
 
 
 def _swept(plot: SweptPlot, height: Height) -> Plot:
@@ -175,7 +175,7 @@ class Curves:
 
 def make_curves(rows: Sequence[Row]) -> Curves:
     """Return the curves of every run that recorded steps."""
-    found: list[list[Curve]] = [[] for _ in (*AXES, "rates", "validations")]
+    curves: list[list[Curve]] = [[] for _ in (*AXES, "rates", "validations")]
     for number, row in enumerate(rows):
         counted = {id(run) for run in row.counted}
         for run in row.runs:
@@ -187,21 +187,21 @@ def make_curves(rows: Sequence[Row]) -> Curves:
             for place, (x, y) in enumerate(_measured(run, run.metrics)):
                 if x.size:
                     curve = Curve(number, name, ends, x, y, marks, counts, style=row.style)
-                    found[place].append(curve)
-    *losses, rates, validations = map(tuple, found)
+                    curves[place].append(curve)
+    *losses, rates, validations = map(tuple, curves)
     return Curves(dict(zip(AXES, losses, strict=True)), rates, validations)
 
 
 def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
     """Return positions and values of each of a run's curves, in the order of :class:`Curves`."""
     smooth, efforts = running_mean(metrics.losses), efforts_at(run, metrics.steps)
-    found = [
+    measured = [
         (x, mean_of_last_share(x, metrics.losses) if axis in UNEQUAL_STEPS else smooth)
         for axis, x in efforts.items()
         if axis in AXES
     ]
-    found.append(_rates(metrics, run.grad_accum))
-    return [*found, (metrics.validation_steps, metrics.validation_bpb)]
+    measured.append(_rates(metrics, run.grad_accum))
+    return [*measured, (metrics.validation_steps, metrics.validation_bpb)]
 
 
 def running_mean(values: Floats) -> Floats:
@@ -238,15 +238,15 @@ def over_seeds(curves: Sequence[Curve]) -> list[Curve]:
     for curve in curves:
         if curve.counts:
             by_row.setdefault(curve.row, []).append(curve)
-    found = []
+    merged = []
     for curve in curves:
         group = by_row.get(curve.row, [])
         if not curve.counts or len(group) == 1:
-            found.append(curve)
+            merged.append(curve)
         elif curve is group[0]:
             mean = _mean_of(group)
-            found += group if mean is None else [mean]
-    return found
+            merged += group if mean is None else [mean]
+    return merged
 
 
 def _mean_of(group: Sequence[Curve]) -> Curve | None:
@@ -280,9 +280,9 @@ def _loss_plot(rows: Sequence[Row], kind: BudgetKind, curves: Sequence[Curve]) -
     x = axis(kind.label, [float(curve.x[-1]) for curve in curves], from_zero=True)
     drawn = over_seeds(curves)
     bands = any(curve.band for curve in drawn)
-    told = f"{SMOOTHING} {BANDS} {THINNING}" if bands else f"{SMOOTHING} {THINNING}"
-    caption = told if name == "steps" else "Drawn like the loss over steps."
-    caption = told.replace(SMOOTHING, SHARE_SMOOTHING) if name in UNEQUAL_STEPS else caption
+    text = f"{SMOOTHING} {BANDS} {THINNING}" if bands else f"{SMOOTHING} {THINNING}"
+    caption = text if name == "steps" else "Drawn like the loss over steps."
+    caption = text.replace(SMOOTHING, SHARE_SMOOTHING) if name in UNEQUAL_STEPS else caption
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
     picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
@@ -339,8 +339,8 @@ def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
         lines.append((row.label, TOK_S.mean(row), *map(TOK_S.shown, ends)))
     heads = ("tok/s", "of the table", "lowest point", "highest point")
     picture = Lines("throughput", title, _thin(drawn), x, y)
-    told = f"{RATE_SMOOTHING} {BANDS}" if any(c.band for c in drawn) else RATE_SMOOTHING
-    return Plot(picture, f"{told} {THINNING}", table(heads, lines))
+    text = f"{RATE_SMOOTHING} {BANDS}" if any(c.band for c in drawn) else RATE_SMOOTHING
+    return Plot(picture, f"{text} {THINNING}", table(heads, lines))
 
 
 def _point(number: int, row: Row, height: Height) -> Point | None:
@@ -375,7 +375,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point], height: Height) -> Plo
     x = axis("tok/s", [value for p in points for value in p.x_range])
     y = axis(height.label, [value for p in points for value in p.y_range])
     lines = tuple(
-        (p.told, TOK_S.shown(p.x), height.shown(p.y), _on_front(p, on_front, points, rows))
+        (p.full_name, TOK_S.shown(p.x), height.shown(p.y), _on_front(p, on_front, points, rows))
         for p in points
     )
     caption = (
@@ -428,7 +428,7 @@ def _length_plot(tasks: Tasks, task: str) -> Plot:
 
 
 def _length_curves(tasks: Tasks, task: str) -> list[Curve]:
-    found = []
+    curves = []
     for cell in (cell for cell in tasks.cells if cell.task == task):
         for run, accuracies in zip(cell.row.counted, cell.by_length, strict=True):
             if accuracies:
@@ -437,8 +437,8 @@ def _length_curves(tasks: Tasks, task: str) -> list[Curve]:
                 y = np.array([accuracies[length] for length in lengths])
                 name = cell.model + (f", seed {run.seed}" if len(cell.row.runs) > 1 else "")
                 curve = Curve(cell.number, name, True, x, y, run_marks(run), counts=True)
-                found.append(replace(curve, style=style_of_model(tasks, cell.model)))
-    return found
+                curves.append(replace(curve, style=style_of_model(tasks, cell.model)))
+    return curves
 
 
 def _task_name(task: str) -> str:

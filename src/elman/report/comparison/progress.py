@@ -109,7 +109,7 @@ def _job(run: Run, usual: Mapping[str, Any], took: Mapping[str, Sequence[float]]
     if share:
         left = spent * (1 - share) / share
         return JobProgress(run, spent, share if run.status == RUNNING else None, left)
-    every = [seconds for found in took.values() for seconds in found]
+    every = [seconds for times in took.values() for seconds in times]
     known = took.get(run.model) or every
     total = 60 * budget["minutes"] if [*budget] == ["minutes"] else None
     if known:
@@ -146,9 +146,9 @@ def _budget(run: Run, usual: Mapping[str, Any]) -> dict[str, float]:
             section, _, name = key.partition(".")
             if section == "train" and name in BUDGETS:
                 train[name] = _number(value)
-    given = {name: train.get(name) for name in BUDGETS}
-    found = {name: float(one) for name, one in given.items() if isinstance(one, int | float)}
-    return limits({name: limit for name, limit in found.items() if limit > 0})
+    values = {name: train.get(name) for name in BUDGETS}
+    numbers = {name: float(one) for name, one in values.items() if isinstance(one, int | float)}
+    return limits({name: limit for name, limit in numbers.items() if limit > 0})
 
 
 def _number(text: str) -> float | None:

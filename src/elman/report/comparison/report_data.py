@@ -68,11 +68,11 @@ class Report:
     def cells(self) -> list[list[str]]:
         """The cells of its table; published rows that no run repeats come last."""
         pairs = list(zip(self.rows, self.published.by_row, strict=True))
-        found = [[column.cell(*pair) for column in self.columns] for pair in pairs]
+        lines = [[column.cell(*pair) for column in self.columns] for pair in pairs]
         for record in self.published.not_run:
-            told = published_only(record)
-            found.append([told.get(column.head, NONE) for column in self.columns])
-        return found
+            texts = published_only(record)
+            lines.append([texts.get(column.head, NONE) for column in self.columns])
+        return lines
 
     @property
     def comparison(self) -> list[str]:

@@ -77,8 +77,8 @@ class Row:
 
     def first(self, fact: Callable[[RunResult], object]) -> object:
         """Return the first known value of a fact that is the same in every run."""
-        found = (fact(run.result) for run in self.runs if run.result is not None)
-        return next((value for value in found if value is not None), None)
+        facts = (fact(run.result) for run in self.runs if run.result is not None)
+        return next((value for value in facts if value is not None), None)
 
     @property
     def seeds(self) -> str:
@@ -145,15 +145,15 @@ def _keyed(runs: Sequence[Run]) -> Iterator[tuple[tuple[str, str], Run]]:
         _experiment_typed(run): experiment(run) for run in runs if run.config and run.overrides
     }
     ways: dict[str, list[str]] = {}
-    found = []
+    keys = []
     for run in runs:
         known = run.config is not None
         key = experiment(run) if known else by_overrides.get(_experiment_typed(run))
         key = experiment(run) if key is None else key
         if run.counts:
             ways.setdefault(key, []).append(measured(run))
-        found.append((key, run))
-    for key, run in found:
+        keys.append((key, run))
+    for key, run in keys:
         first = next(iter(ways.get(key, [])), "")
         yield (key, measured(run) if run.counts else first), run
 
@@ -164,15 +164,15 @@ def _experiment_typed(run: Run) -> str:
 
 def _labeled(rows: Sequence[Row]) -> list[Row]:
     """Label each row: its model, what its sweep swept, and what differs from rows of that label."""
-    given = _given_by_tasks(rows)
-    labels = [" ".join([row.model, *_swept(row, given)]) for row in rows]
-    told = [settings(row.runs[0]) for row in rows]
+    set_by_tasks = _given_by_tasks(rows)
+    labels = [" ".join([row.model, *_swept(row, set_by_tasks)]) for row in rows]
+    by_row = [settings(row.runs[0]) for row in rows]
     for label in [label for label, count in Counter(labels).items() if count > 1]:
         same = [n for n, other in enumerate(labels) if other == label]
-        keys = {key for n in same for key in told[n]}
-        differing = [key for key in sorted(keys) if len({told[n].get(key) for n in same}) > 1]
+        keys = {key for n in same for key in by_row[n]}
+        differing = [key for key in sorted(keys) if len({by_row[n].get(key) for n in same}) > 1]
         for n in same:
-            shown = [f"{key}={told[n].get(key, '-')}" for key in differing[:_SHOWN_SETTINGS]]
+            shown = [f"{key}={by_row[n].get(key, '-')}" for key in differing[:_SHOWN_SETTINGS]]
             more = len(differing) - len(shown)
             labels[n] = " ".join([label, *shown, *([f"and {more} more"] if more else [])])
     counts: Counter[str] = Counter()
@@ -183,11 +183,11 @@ def _labeled(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, label=label) for row, label in zip(rows, labels, strict=True)]
 
 
-def _swept(row: Row, given: Collection[str]) -> list[str]:
+def _swept(row: Row, set_by_tasks: Collection[str]) -> list[str]:
     """Return the swept settings that all its runs share, without the seed and those ``given``."""
     first, *others = row.runs
     shared = [text for text in first.swept if all(text in run.swept for run in others)]
-    return [text for text in shared if text.partition("=")[0] not in {*_UNTOLD, *given}]
+    return [text for text in shared if text.partition("=")[0] not in {*_UNTOLD, *set_by_tasks}]
 
 
 def _given_by_tasks(rows: Sequence[Row]) -> set[str]:
@@ -203,9 +203,9 @@ def _given_by_tasks(rows: Sequence[Row]) -> set[str]:
         values[text.partition("=")[0]] = {task: set() for task in tasks}
     for row in begun:
         for run in row.runs:
-            told = dict(text.partition("=")[::2] for text in run.swept)
+            overrides = dict(text.partition("=")[::2] for text in run.swept)
             for key, by_task in values.items():
-                by_task[_question(row)].add(told.get(key, ""))
+                by_task[_question(row)].add(overrides.get(key, ""))
     return {
         key
         for key, by_task in values.items()
@@ -215,27 +215,27 @@ def _given_by_tasks(rows: Sequence[Row]) -> set[str]:
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:
     """Give comparable rows the same number, and name what the others differ in."""
-    told = [row.conditions if row.counted else None for row in rows]
-    sizes = Counter(tuple(one.values()) for one in told if one is not None)
+    conditions = [row.conditions if row.counted else None for row in rows]
+    sizes = Counter(tuple(one.values()) for one in conditions if one is not None)
     numbers = {key: number for number, key in enumerate(sizes, 1)}
     # A task is another question, not an unequal condition: rows are marked within their task.
     largest = {
         question: Counter(
             tuple(one.values())
-            for row, one in zip(rows, told, strict=True)
+            for row, one in zip(rows, conditions, strict=True)
             if one is not None and _question(row) == question
         ).most_common(1)[0][0]
         for question in {_question(row) for row in rows if row.counted}
     }
-    found = []
-    for row, one in zip(rows, told, strict=True):
+    numbered = []
+    for row, one in zip(rows, conditions, strict=True):
         if one is None:
-            found.append(replace(row, set=None))
+            numbered.append(replace(row, set=None))
             continue
         pairs = zip(one.items(), largest[_question(row)], strict=True)
         unequal = tuple(name for (name, value), most in pairs if value != most)
-        found.append(replace(row, set=numbers[tuple(one.values())], unequal=unequal))
-    return found
+        numbered.append(replace(row, set=numbers[tuple(one.values())], unequal=unequal))
+    return numbered
 
 
 def _question(row: Row) -> str:
@@ -278,15 +278,15 @@ class Measure:
 
     def mean(self, row: Row) -> str:
         """Return the mean over a row's runs as text."""
-        found = row.over_runs(self.of)
-        return self.shown(found.mean if found else None)
+        values = row.over_runs(self.of)
+        return self.shown(values.mean if values else None)
 
     def spread(self, row: Row) -> str:
         """Return the spread over a row's runs as text."""
-        found = row.over_runs(self.of)
-        if found is None:
+        values = row.over_runs(self.of)
+        if values is None:
             return NONE
-        scaled = Spread(tuple(value / self.scale for value in found.values))
+        scaled = Spread(tuple(value / self.scale for value in values.values))
         return scaled.words(self.form)
 
 
@@ -343,8 +343,8 @@ class Column:
 
 
 def _params(row: Row, records: Records) -> str:
-    found = row.first(lambda result: result.params)
-    return f"{found:,}" if isinstance(found, int) else NONE
+    params = row.first(lambda result: result.params)
+    return f"{params:,}" if isinstance(params, int) else NONE
 
 
 def backend(row: Row) -> str:

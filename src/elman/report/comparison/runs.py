@@ -223,8 +223,8 @@ def _with_result(result: RunResult, seen: str, job: Mapping[str, Any]) -> tuple[
     if own == RunStatus.OK:
         return own, f"its process ended as {seen} after it had written its result"
     # The process left no result of its own, or one that could not know why it ended.
-    told = f"its result says {own}" + (f": {error}" if error else "")
-    return seen, "; ".join(filter(None, (str(job.get("reason") or ""), told)))
+    words = f"its result says {own}" + (f": {error}" if error else "")
+    return seen, "; ".join(filter(None, (str(job.get("reason") or ""), words)))
 
 
 def _is_later(one: str | None, other: str) -> bool:
@@ -271,7 +271,7 @@ def _read_result(folder: Path) -> tuple[RunResult | None, list[str], list[str]]:
         return None, [f"{run_files.RESULT}: cannot be read ({error.strerror})"], []
     try:
         tree = json.loads(text)
-        found = RunResult.model_validate(tree)
+        result = RunResult.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -279,7 +279,7 @@ def _read_result(folder: Path) -> tuple[RunResult | None, list[str], list[str]]:
     except (ValueError, RecursionError):
         return None, [f"{run_files.RESULT}: not whole JSON ({len(text):,} bytes)"], []
     problems = [f"{run_files.RESULT}: {CHANGED_RESULT}"] if tree_is_changed(tree) else []
-    return found, problems, [*_grown(tree, folder / run_files.METRICS)]
+    return result, problems, [*_grown(tree, folder / run_files.METRICS)]
 
 
 def _grown(tree: Any, path: Path) -> Iterator[str]:
@@ -397,13 +397,13 @@ def load_sources(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) 
         UserError: a folder does not exist, cannot be read, or holds neither a sweep nor a run.
     """
     seen: set[Path] = set()
-    found = []
+    sources = []
     for folder in folders:
         for source in _sources(folder.expanduser().absolute(), places):
             fresh = [run for run in source.runs if run.folder and run.folder.resolve() not in seen]
             seen |= {run.folder.resolve() for run in fresh if run.folder}
-            found.append(replace(source, runs=tuple(fresh)))
-    return found
+            sources.append(replace(source, runs=tuple(fresh)))
+    return sources
 
 
 def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
@@ -424,21 +424,21 @@ def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
 
 def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> list[Source]:
     """Return the sweeps and runs directly in a folder that is neither, like a day's folder."""
-    found, problems = [], []
+    every, problems = [], []
     for child in children:
         if (child / run_files.SWEEP).is_file():
             try:
                 inside = sorted(path for path in child.iterdir() if path.is_dir())
-                found.append(_sweep(child, inside, places))
+                every.append(_sweep(child, inside, places))
             except UserError as error:
                 problems.append(f"left out: {str(error).partition('; ')[0]}")
     runs = tuple(read_run(child) for child in children if is_run(child))
-    if not runs and not found:
+    if not runs and not every:
         raise UserError(
             f"report.dir={folder}: no sweep and no training run (no {run_files.SWEEP}, "
             f"{run_files.RESULT} or {run_files.METRICS} in it); name a folder below outputs/"
         )
-    return [*found, Source(folder, runs, problems=tuple(problems))] if runs or problems else found
+    return [*every, Source(folder, runs, problems=tuple(problems))] if runs or problems else every
 
 
 def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> Source:
@@ -450,9 +450,9 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         jobs = [_job(job) | of_sweep for job in content["jobs"]]
         added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        found = tuple(read_run(child) for child in children if is_run(child))
+        runs = tuple(read_run(child) for child in children if is_run(child))
         problem = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
-        return Source(folder, found, is_sweep=True, problems=(problem,))
+        return Source(folder, runs, is_sweep=True, problems=(problem,))
     if (mode := content.get("mode", "train")) != "train":
         raise UserError(
             f"report.dir={folder}: a sweep of mode={mode}; mode=report is for training runs"

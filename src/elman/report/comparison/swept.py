@@ -53,18 +53,18 @@ class _Shown:
     def dot(self, number: int, at: tuple[float, ...]) -> Dot:
         """Return one row at a place."""
         row = self.rows[number]
-        found = self.height.over(row)
+        values = self.height.over(row)
         waits = _counted_words(row, lambda status: status in _WAITS)
         failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
         return Dot(
             number,
             row.label,
             at,
-            found.mean if found else None,
-            (found.low, found.high) if found else (0.0, 0.0),
-            found.n if found else 0,
+            values.mean if values else None,
+            (values.low, values.high) if values else (0.0, 0.0),
+            values.n if values else 0,
             tuple(row.marks),
-            failed or ("" if found or waits else f"no {self.height.name}"),
+            failed or ("" if values or waits else f"no {self.height.name}"),
             waits,
             number == self.best,
             row.style,
@@ -139,9 +139,9 @@ def best_row(rows: Sequence[Row], height: Height) -> int | None:
         return None
     largest = sets.most_common(1)[0][0]
     means = {
-        n: found.mean
+        n: values.mean
         for n, row in enumerate(rows)
-        if row.set == largest and (found := height.over(row))
+        if row.set == largest and (values := height.over(row))
     }
     return min(means, key=means.__getitem__) if len(means) > 1 else None
 
@@ -175,8 +175,8 @@ def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     """Return the losses of names, the best name first; of very many names the best alone."""
     means: dict[str, float] = {}
     for row, name in zip(shown.rows, values, strict=True):
-        found = shown.height.over(row)
-        means[name] = min(means.get(name, math.inf), found.mean if found else math.inf)
+        losses = shown.height.over(row)
+        means[name] = min(means.get(name, math.inf), losses.mean if losses else math.inf)
     names = sorted(means, key=means.__getitem__)[:_NAMES]
     dots = [
         shown.dot(number, (float(names.index(name)),))

@@ -71,7 +71,7 @@ class TaskCell:
         return AT_CHANCE if self.seeds[-1] <= self.chance + CHANCE_WITHIN else NOT_SOLVED
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The verdict with the numbers behind it."""
         if not self.seeds:
             return f"{self.verdict}: {self.row.status}"
@@ -83,8 +83,8 @@ class TaskCell:
 
     def mean_at(self, length: int) -> float | None:
         """Return the mean accuracy at a length, or None if no run was tested there."""
-        found = [one[length] for one in self.by_length if length in one]
-        return fmean(found) if found else None
+        accuracies = [one[length] for one in self.by_length if length in one]
+        return fmean(accuracies) if accuracies else None
 
     @property
     def lengths(self) -> list[int]:
@@ -136,7 +136,7 @@ class Tasks:
         lines = []
         for model in self.models:
             cells = [self.of(model, task) for task in self.names]
-            lines.append([model, *("-" if cell is None else cell.told for cell in cells)])
+            lines.append([model, *("-" if cell is None else cell.summary for cell in cells)])
         return table(["model", *self.names], lines)
 
     def by_length(self, task: str) -> Table:
@@ -200,12 +200,14 @@ def _task(row: Row) -> str:
 def make_tasks(rows: Sequence[Row]) -> Tasks:
     """Return what the rows show about tasks; empty if none learned one."""
     learned = [(number, row) for number, row in enumerate(rows) if _task(row)]
-    told = {number: _difficulty(row) for number, row in learned}
+    levels = {number: _difficulty(row) for number, row in learned}
     forms: dict[str, dict[str, None]] = {}
     for number, row in learned:
-        forms.setdefault(_task(row), {})[json.dumps(told[number], sort_keys=True)] = None
+        forms.setdefault(_task(row), {})[json.dumps(levels[number], sort_keys=True)] = None
     names = {
-        number: _task(row) if len(forms[_task(row)]) == 1 else _full_name(_task(row), told[number])
+        number: _task(row)
+        if len(forms[_task(row)]) == 1
+        else _full_name(_task(row), levels[number])
         for number, row in learned
     }
     shared: dict[str, set[str]] = {}
@@ -225,20 +227,20 @@ def _cell(number: int, row: Row, task: str, shared: set[str]) -> TaskCell:
     """Return a cell; settings that all rows of its task share belong to the task, not the model."""
     config = next(run.config for run in row.runs if run.config is not None)
     length = int(config["train"]["chunk_size"])
-    found, seeds = [], []
+    accuracies, seeds = [], []
     chances: dict[int, float] = {}
     for result in (run.result for run in row.counted if run.result is not None):
         by_length = {int(key): v for key, v in result.accuracy_by_length.items() if v is not None}
-        found.append(by_length)
+        accuracies.append(by_length)
         chances |= {int(key): v for key, v in result.data.chance_by_length.items() if v is not None}
         at_trained = by_length.get(length, result.accuracy)
         seeds += [] if at_trained is None else [at_trained]
-    for at in {length, *(at for one in found for at in one)} - chances.keys():
+    for at in {length, *(at for one in accuracies for at in one)} - chances.keys():
         chances[at] = _chance(config["data"], at)
     model, *others = _words(row)
     own = [model, *(word for word in others if word not in shared)]
     return TaskCell(
-        number, row, " ".join(own), task, length, chances, tuple(sorted(seeds)), tuple(found)
+        number, row, " ".join(own), task, length, chances, tuple(sorted(seeds)), tuple(accuracies)
     )
 
 
@@ -259,8 +261,8 @@ def _difficulty(row: Row) -> dict[str, Any]:
     return {**data, "length": config["train"].get("chunk_size")}
 
 
-def _full_name(task: str, told: Mapping[str, Any]) -> str:
-    return " ".join([task, *(f"{key}={value}" for key, value in told.items())])
+def _full_name(task: str, difficulty: Mapping[str, Any]) -> str:
+    return " ".join([task, *(f"{key}={value}" for key, value in difficulty.items())])
 
 
 def styled(rows: Sequence[Row]) -> list[Row]:

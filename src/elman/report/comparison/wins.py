@@ -82,8 +82,8 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Its 95 % interval, not adjusted for the number of comparisons."""
-        found = self.found.interval if self.found is not None else None
-        return None if found is None else (self._outside(found[0]), self._outside(found[1]))
+        ends = self.found.interval if self.found is not None else None
+        return None if ends is None else (self._outside(ends[0]), self._outside(ends[1]))
 
     def _outside(self, value: float) -> float:
         if not self.number.is_ratio:
@@ -200,29 +200,29 @@ def _conditions(row: Row) -> dict[str, str]:
 def _best(rows: Sequence[Row], by: Deciding) -> Row:
     """Return the row with the lowest of what decides; one seed alone may be the lowest by luck."""
     over = height_of(by).over
-    known = [(found, row) for row in rows if (found := over(row)) is not None]
+    known = [(values, row) for row in rows if (values := over(row)) is not None]
     several = [pair for pair in known if pair[0].n > 1] or known
     return min(several, key=lambda pair: pair[0].mean)[1] if several else rows[0]
 
 
 def _chosen(rows: Sequence[Row], against: str | int) -> Row:
-    found = _called(rows, against)
+    matches = _called(rows, against)
     typed = f"report.against={against}"
-    if not found:
+    if not matches:
         hint = did_you_mean(str(against), [*dict.fromkeys(row.model for row in rows)])
         labels = ", ".join(row.label for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
         raise UserError(f"{typed}: no such row{hint}; name a row by its model, as in {labels}")
-    if len(found) > 1:
-        jobs = [f"{row.jobs.split(',')[0]} ({row.label})" for row in found]
+    if len(matches) > 1:
+        jobs = [f"{row.jobs.split(',')[0]} ({row.label})" for row in matches]
         raise UserError(
-            f"{typed}: {len(found)} rows are called so; name one by the number of a job of it, "
+            f"{typed}: {len(matches)} rows are called so; name one by the number of a job of it, "
             f"report.against=<number>: {', '.join(jobs[:8])}{', ...' if len(jobs) > 8 else ''}"
         )
-    if not found[0].counted:
+    if not matches[0].counted:
         raise UserError(
-            f"{typed}: no run of this row ended with ok ({found[0].status}); name another row"
+            f"{typed}: no run of this row ended with ok ({matches[0].status}); name another row"
         )
-    return found[0]
+    return matches[0]
 
 
 def _called(rows: Sequence[Row], against: str | int) -> list[Row]:
@@ -252,8 +252,8 @@ def _all_differ(rows: Sequence[Row]) -> str:
 
 
 def _differing(rows: Sequence[Row]) -> tuple[str, ...]:
-    told = [_conditions(row) for row in rows]
-    return tuple(name for name in told[0] if len({one[name] for one in told}) > 1)
+    conditions = [_conditions(row) for row in rows]
+    return tuple(name for name in conditions[0] if len({one[name] for one in conditions}) > 1)
 
 
 def _named(labels: Sequence[str]) -> str:
@@ -266,14 +266,14 @@ def _decided(members: Sequence[Row], chosen: Row | None) -> Group:
     All its rows are compared by one number.
     """
     by = deciding(members)
-    found = _group(members, chosen, by)
-    lacking = [one for one in found.challengers if found.decisive(one).found is None]
+    group = _group(members, chosen, by)
+    lacking = [one for one in group.challengers if group.decisive(one).found is None]
     if lacking and by.number is by_rule(members).number:
-        why = f"is {found.decisive(lacking[0]).why_not}"
+        why = f"is {group.decisive(lacking[0]).why_not}"
         other = _group(members, chosen, instead(by, why))
         if all(other.decisive(one).found is not None for one in other.challengers):
             return other
-    return found
+    return group
 
 
 def _group(members: Sequence[Row], chosen: Row | None, by: Deciding) -> Group:
@@ -283,13 +283,13 @@ def _group(members: Sequence[Row], chosen: Row | None, by: Deciding) -> Group:
     }
     others = [row for row in members if row is not reference]
     axes = (*AXES, *(() if by.axis in AXES else (by.axis,)))
-    found = [Challenger(row, tuple(_lines(row, reference, axes, readings))) for row in others]
+    challengers = [Challenger(row, tuple(_lines(row, reference, axes, readings))) for row in others]
 
     def height(challenger: Challenger) -> float:
         value = challenger.line(by.number, by.axis).value
         return math.inf if value is None else value
 
-    adjusted = tuple(sorted(_adjusted(found), key=height))
+    adjusted = tuple(sorted(_adjusted(challengers), key=height))
     return Group(reference, chosen is not None, by, adjusted)
 
 
@@ -297,16 +297,16 @@ _Readings = Mapping[int, tuple[Reading, Reading]]
 
 
 def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) -> list[Comparison]:
-    found = [
+    lines = [
         _at_equal(
             number, axis, row, reference, {run: both[place] for run, both in readings.items()}
         )
         for place, number in enumerate((LOSS, VAL_BPB))
         for axis in axes
     ]
-    found.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
-    found.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))
-    return found
+    lines.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
+    lines.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))
+    return lines
 
 
 def _at_equal(

@@ -105,26 +105,26 @@ def heading(group: Group) -> str:
 
 def verdict(line: Comparison) -> str:
     """Return what follows from one line."""
-    found = line.found
-    if found is None:
+    diff = line.found
+    if diff is None:
         return line.why_not
-    told = ""
+    note = ""
     if line.marks:
-        told = f"; not the model's own speed: {', '.join(line.marks)}"
-    if found.interval is None:
-        return f"one seed in a row, so the noise is unknown{told}"
-    if found.value == 0 and found.error == 0:
-        return f"equal in every seed{told}"
+        note = f"; not the model's own speed: {', '.join(line.marks)}"
+    if diff.interval is None:
+        return f"one seed in a row, so the noise is unknown{note}"
+    if diff.value == 0 and diff.error == 0:
+        return f"equal in every seed{note}"
     if line.decided:
-        return f"{line.number.better[found.value > 0]}{told}"
-    return _undecided(line) + told
+        return f"{line.number.better[diff.value > 0]}{note}"
+    return _undecided(line) + note
 
 
 def _undecided(line: Comparison) -> str:
-    found = line.found
-    assert found is not None
-    counts = str(found.n[0]) if found.n[0] == found.n[1] else f"{found.n[0]} and {found.n[1]}"
-    alone = found.p is not None and found.p < 1 - LEVEL
+    diff = line.found
+    assert diff is not None
+    counts = str(diff.n[0]) if diff.n[0] == diff.n[1] else f"{diff.n[0]} and {diff.n[1]}"
+    alone = diff.p is not None and diff.p < 1 - LEVEL
     many = " among so many rows" if alone else ""
     more = line.more_seeds
     decide = (
@@ -164,17 +164,17 @@ def _at(line: Comparison) -> str:
 
 def cells(group: Group, challenger: Challenger, line: Comparison) -> list[str]:
     """Return one line as text, under ``HEADS``."""
-    found = line.found
-    noisy = found is not None and found.noise
-    n = found.n if found is not None else None
+    diff = line.found
+    noisy = diff is not None and diff.noise
+    n = diff.n if diff is not None else None
     return [
         challenger.row.label,
         f"{line.number.name} (decides)" if line is group.decisive(challenger) else line.number.name,
         _at(line),
         shown(line),
         _interval(line),
-        f"{abs(found.value) / found.noise:.2g}" if found and noisy and found.noise else NONE,
-        NONE if n is None or found is None else f"{n[0]}, {found.method}",
+        f"{abs(diff.value) / diff.noise:.2g}" if diff and noisy and diff.noise else NONE,
+        NONE if n is None or diff is None else f"{n[0]}, {diff.method}",
         NONE if line.p is None else f"{line.p:.2g}",
         verdict(line),
     ]
@@ -189,8 +189,8 @@ def difference_lines(wins: Wins) -> Iterator[dict[str, Any]]:
 
 
 def _csv_line(group: Group, row: Row, line: Comparison) -> dict[str, Any]:
-    found, kind = line.found, "ratio" if line.number.is_ratio else "difference"
-    told: dict[str, Any] = {
+    diff, kind = line.found, "ratio" if line.number.is_ratio else "difference"
+    columns: dict[str, Any] = {
         "kind": "difference",
         "set": row.set,
         "model": row.model,
@@ -201,13 +201,19 @@ def _csv_line(group: Group, row: Row, line: Comparison) -> dict[str, Any]:
         "at_value": line.effort,
         "verdict": verdict(line),
     }
-    if found is None:
-        return told
+    if diff is None:
+        return columns
     low, high = line.interval or (None, None)
-    own = {kind: line.value, "low": low, "high": high, "method": found.method, "n": found.n[0]}
-    noise = None if line.number.is_ratio else found.noise
-    tests = {"noise": noise, "p": found.p, "p_holm": line.p, "more_seeds": line.more_seeds}
-    return told | own | tests
+    own = {
+        kind: line.value,
+        "low": low,
+        "high": high,
+        "method": diff.method,
+        "n": diff.n[0],
+    }
+    noise = None if line.number.is_ratio else diff.noise
+    tests = {"noise": noise, "p": diff.p, "p_holm": line.p, "more_seeds": line.more_seeds}
+    return columns | own | tests
 
 
 def wins_parts(wins: Wins, rows: Sequence[Row]) -> list[Any]:
@@ -223,7 +229,7 @@ def wins_parts(wins: Wins, rows: Sequence[Row]) -> list[Any]:
 
 def _parts(group: Group, numbers: Mapping[int, int]) -> Iterator[Any]:
     yield Title(_begun(heading(group)))
-    yield Text(f"{_begun(group.by.told)}.")
+    yield Text(f"{_begun(group.by.sentence)}.")
     yield Items(
         [
             Item(
@@ -256,7 +262,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | Table]:
     """Yield paragraphs, commands and tables."""
     for group in wins.groups:
         yield f"{TITLE}, {heading(group)}:"
-        yield group.by.told
+        yield group.by.sentence
         for one in group.challengers[:MOST_LISTED]:
             yield sentence(group, one)
             yield from (Command(TO_DECIDE, text) for text in one.to_decide)
@@ -292,11 +298,11 @@ def sentence(group: Group, one: Challenger) -> str:
     at = f"at equal {group.axis}"
     if line.found is None:
         return f"{one.row.label}: {line.number.name} {at}: {verdict(line)}"
-    found = verdict(line)
+    outcome = verdict(line)
     if beside.decided:  # they are not equal by every number
-        found = found.removesuffix(AS_EQUAL)
+        outcome = outcome.removesuffix(AS_EQUAL)
     parts = [
-        f"{one.row.label}: {found}: {line.number.name} {_both(line)} {at}; "
+        f"{one.row.label}: {outcome}: {line.number.name} {_both(line)} {at}; "
         f"{beside.number.name} {_agreement(line, beside)}"
     ]
     for other in (one.line(SPEED), one.line(MEMORY)):
@@ -333,21 +339,21 @@ def print_wins(console: Console, wins: Wins) -> None:
     """Print for each group what decides, the losses at equal effort, and a line for each row."""
     for group in wins.groups:
         _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
-        _say(console, group.by.told)
-        kept = group.challengers[:_MOST_IN_TERMINAL]
-        _losses(group, kept).print(console)
-        if any(line.earlier for one in kept for line in _shown_losses(group, one)):
+        _say(console, group.by.sentence)
+        shown = group.challengers[:_MOST_IN_TERMINAL]
+        _losses(group, shown).print(console)
+        if any(line.earlier for one in shown for line in _shown_losses(group, one)):
             _say(console, f"* {EARLIER}")
-        told = 0
-        for one in kept:
+        stars = 0
+        for one in shown:
             _say(console, sentence(group, one))
-            for text in one.to_decide[: _MOST_COMMANDS - told]:
+            for text in one.to_decide[: _MOST_COMMANDS - stars]:
                 _say(console, f"{TO_DECIDE}: {text}")
-                told += 1
+                stars += 1
         for text in group.to_measure:
             _say(console, f"{TO_MEASURE}: {text}")
-        if len(kept) < len(group.challengers):
-            _say(console, f"and {len(group.challengers) - len(kept)} more rows in report.html")
+        if len(shown) < len(group.challengers):
+            _say(console, f"and {len(group.challengers) - len(shown)} more rows in report.html")
     for line in wins.left_out:
         _say(console, line)
 

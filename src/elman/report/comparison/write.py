@@ -113,13 +113,13 @@ def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
     if (each := spread([step_us(run) for run in row.counted])) is not None:
         line["step_us"] = each.mean
     for measure in MEASURES:
-        if (found := row.over_runs(measure.of)) is None:
+        if (values := row.over_runs(measure.of)) is None:
             continue
-        line[measure.key] = found.mean / measure.scale
+        line[measure.key] = values.mean / measure.scale
         if measure.key in _SPREAD_OF:
-            line[f"{measure.key}_sd"] = found.sd
-            line[f"{measure.key}_min"] = found.low
-            line[f"{measure.key}_max"] = found.high
+            line[f"{measure.key}_sd"] = values.sd
+            line[f"{measure.key}_min"] = values.low
+            line[f"{measure.key}_max"] = values.high
     return line
 
 

@@ -148,24 +148,24 @@ def _replays(rows: Sequence[Row]) -> Iterator[str]:
 
 def _packaged(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each packaged baseline with the package that computed it."""
-    found = (
+    sources = (
         f"{row['name']}, {computed_by(row['backend'], row['path'], row['slow_path'])}"
         for row in rows
         if row.get("path")  # None for other cells; older rows of a resumed sweep lack it
     )
-    yield from dict.fromkeys(found)
+    yield from dict.fromkeys(sources)
 
 
 def _median(row: Row, part: str) -> str:
-    found = row["seconds"].get(part)
-    return "-" if found is None else _ms(found["median"])
+    seconds = row["seconds"].get(part)
+    return "-" if seconds is None else _ms(seconds["median"])
 
 
 def _kernel(row: Row, direction: str) -> str:
-    found = row["kernels"].get(direction)
-    if found is None:
+    kernel = row["kernels"].get(direction)
+    if kernel is None:
         return "-"
-    return f"{found['seconds'] * 1e3:,.3f} ms ({found['floor'] * 1e3:,.3f})"
+    return f"{kernel['seconds'] * 1e3:,.3f} ms ({kernel['floor'] * 1e3:,.3f})"
 
 
 def _over_products(row: Row) -> str:

@@ -84,18 +84,18 @@ def print_parity_sweep(
 
 def _summary(row: SweepRow) -> Sequence[Mapping[str, Any]]:
     """Return the results of a job of a sweep, by part, backend and precision."""
-    found: Sequence[Mapping[str, Any]] = row.result["summary"] if row.result else ()
-    return found
+    summary: Sequence[Mapping[str, Any]] = row.result["summary"] if row.result else ()
+    return summary
 
 
 def _packaged(model: str, summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each backend that computed a packaged baseline; none for other cells."""
-    found = (
+    sources = (
         f"{model}, {computed_by(one['backend'], one['path'], one['slow_path'])}"
         for one in summary
         if one.get("path")  # None for other cells; older results of a resumed sweep lack it
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sources))
 
 
 def _table(*heads: str) -> TerminalTable:
@@ -105,8 +105,8 @@ def _table(*heads: str) -> TerminalTable:
 def _run(check: Mapping[str, Any]) -> tuple[str, str]:
     """Return backend and precision; add the device if the backend does not imply it."""
     backend, device = check["backend"], check["device"]
-    told = device in ("cpu", backend)
-    return (backend if told else f"{backend} ({device})"), check["precision"]
+    ran = device in ("cpu", backend)
+    return (backend if ran else f"{backend} ({device})"), check["precision"]
 
 
 def _cells(tensor: Mapping[str, Any]) -> list[str | Text]:

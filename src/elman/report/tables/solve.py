@@ -36,11 +36,11 @@ _SPARE = ("batch", "larger", "smaller", "depth", "memory", "wanted", "off")
 def print_solution(result: Result, console: Console) -> None:
     """Print one answer: sizes and counts, memory, and the command that trains it."""
     over, searched, target = result["over"], result["searched"], _target(result)
-    wanted = f"{over} nearest to {target.text(result['target'])}"
+    request = f"{over} nearest to {target.text(result['target'])}"
     if result["largest"]:
         end = result["nearest"]["size"] == searched[1]
-        wanted = f"largest {over} that fits" + (", the end of the search" if end else "")
-    say(console, f"{result['model']}: {wanted}")
+        request = f"largest {over} that fits" + (", the end of the search" if end else "")
+    say(console, f"{result['model']}: {request}")
     if result["status"] != "ok":
         say(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
     table = TerminalTable(numbers("", over, *_units(target), "off"))

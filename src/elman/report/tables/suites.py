@@ -44,14 +44,14 @@ def _limits(suite: Suite, key: str) -> list[float]:
 
     Nothing is returned if a run has none of this kind.
     """
-    found = set()
+    budgets = set()
     for run in suite.runs:
         own = [text.partition("=")[2] for text in run if text.startswith(f"train.{key}=")]
         try:
-            found.add(float(own[-1] if own else suite.budgets.get(key, "null")))
+            budgets.add(float(own[-1] if own else suite.budgets.get(key, "null")))
         except ValueError:  # null, or an interpolation
             return []
-    return sorted({min(found), max(found)}) if found else []
+    return sorted({min(budgets), max(budgets)}) if budgets else []
 
 
 def suites_table(suites: Sequence[Suite]) -> TerminalTable:
@@ -107,12 +107,12 @@ def choices(suite: Suite) -> str:
     """Return with what each listed model runs, in words; empty if every run is listed."""
     if len(suite.runs) <= _MOST_RUNS:
         return ""
-    found: dict[str, dict[str, None]] = {}
+    by_key: dict[str, dict[str, None]] = {}
     for run in suite.runs:
         for key, _, value in (setting.partition("=") for setting in run):
             if key != "model":
-                found.setdefault(key, {})[value] = None
-    return "; ".join(f"{key}={','.join(values)}" for key, values in found.items())
+                by_key.setdefault(key, {})[value] = None
+    return "; ".join(f"{key}={','.join(values)}" for key, values in by_key.items())
 
 
 RUN_HEADS = ("run", "parameters", "on a GPU", "what it is")
@@ -163,22 +163,22 @@ def _facts(suite: Suite, models: Mapping[str, Listed]) -> Table:
 
 def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
     """Return what the runs of a suite share, in words."""
-    found = {"settings": " ".join(suite.shared)}
+    lines = {"settings": " ".join(suite.shared)}
     hours = "" if suite.gpu_hours is None else f", {suite.gpu_hours:.2g} GPU hours of training"
-    found["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
-    if told := choices(suite):
-        found["each model with"] = told
+    lines["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
+    if text := choices(suite):
+        lines["each model with"] = text
     counts = [one.config.expected_params for one in models.values() if one.config is not None]
     known = [count for count in counts if count is not None]
     if known:
         spread = max(known) / min(known) - 1
         claim = "claims one size" if suite.claims_equal_size else "claims no equal size"
-        found["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
+        lines["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
     if suite.against is not None:
-        found["compared with"] = suite.against
+        lines["compared with"] = suite.against
     if suite.claims_speed:
-        found["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
-    return found
+        lines["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
+    return lines
 
 
 def _on_a_gpu(model: Listed) -> str:

@@ -22,8 +22,8 @@ _LONGEST_EXAMPLE = 16
 
 def tasks_table(tasks: Sequence[ListedTask]) -> TerminalTable:
     """Return one line for each task, with the lengths of its rows: trained to longest tested."""
-    name, asked, chance, rows = HEADS
-    headings = [*names(name), text(asked, 30), *numbers(chance, rows)]
+    name, question, chance, rows = HEADS
+    headings = [*names(name), text(question, 30), *numbers(chance, rows)]
     table = TerminalTable(headings, (rows, chance))
     for task in tasks:
         first = "-" if task.length is None else f"{task.length:,}"

@@ -40,8 +40,8 @@ def reason_of(number: float) -> SaveReason | None:
     return next((reason for reason in SaveReason if reason.number == number), None)
 
 
-def kept(names: Sequence[str], newest: int, best: Collection[str]) -> set[str]:
-    """Return the folders that are kept.
+def names_to_keep(names: Sequence[str], newest: int, best: Collection[str]) -> set[str]:
+    """Return the folders to keep.
 
     Args:
         names: Those of all whole checkpoints, oldest first.

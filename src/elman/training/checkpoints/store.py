@@ -36,7 +36,7 @@ from elman.base.whole_file import HALF_WRITTEN, rename, sync, usual_permissions
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
 from elman.training.checkpoints.integrity import UNFINISHED, BadFileError, UnreadableError
-from elman.training.checkpoints.retention import kept
+from elman.training.checkpoints.retention import names_to_keep
 
 _log = logging.getLogger("elman.checkpoints")
 
@@ -219,8 +219,8 @@ class CheckpointStore:
 
     def all(self) -> list[Checkpoint]:
         """Return the checkpoints whose files are all there with the saved lengths, oldest first."""
-        found = [_if_whole(path) for path in _step_folders(self.folder)]
-        return [checkpoint for checkpoint in found if checkpoint is not None]
+        checkpoints = [_if_whole(path) for path in _step_folders(self.folder)]
+        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint, if there is one.
@@ -310,7 +310,7 @@ class CheckpointStore:
         newest, best, link = whole[-self._keep :], self.best(), self.folder / BEST
         names = [best.path.name] if best is not None else []
         names += [os.readlink(link)] if link.is_symlink() else []
-        keeping = kept([checkpoint.path.name for checkpoint in whole], self._keep, names)
+        keeping = names_to_keep([checkpoint.path.name for checkpoint in whole], self._keep, names)
         full = len(newest) == self._keep
         for path in _step_folders(self.folder):
             older = newest and _step_of(path) < newest[0].step
@@ -321,9 +321,9 @@ class CheckpointStore:
         needed = checkpoint_size(_tensor_bytes(weights), _tensor_bytes(state))
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            wanted, left = different_sizes(needed, free)
+            needs, left = different_sizes(needed, free)
             raise CheckpointError(
-                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; "
+                f"{self.folder}: a checkpoint needs {needs} and the disk has {left} free; "
                 f"safe: {self._safe()}; make room there"
             )
 

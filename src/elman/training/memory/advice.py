@@ -43,10 +43,10 @@ def memory_advice(
         rows = next(r for r in range(rows, 0, -1) if whole % r == 0)
         accum = train.grad_accum * whole // rows
         fewer = f"train.batch_size={train.batch_size // whole * rows}"
-        kept = f"(add train.grad_accum={accum} to keep the bytes per step)"
+        hint = f"(add train.grad_accum={accum} to keep the bytes per step)"
         if estimate is not None:
-            return f"{need}{fewer} fits {kept}"
-        remedies.append(f"{fewer} {kept}")
+            return f"{need}{fewer} fits {hint}"
+        remedies.append(f"{fewer} {hint}")
     if not train.activation_checkpointing:
         remedies.append("train.activation_checkpointing=true")
     return need + f"try {' or '.join([*remedies, 'a smaller train.chunk_size', 'a smaller model'])}"

@@ -77,7 +77,7 @@ def _laid_out(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor | 
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
+def _strides(shape: Sequence[int], inputs: Sequence[Sequence[int]]) -> list[int]:
     """Return dense strides with axes ordered as in the arguments; earlier arguments decide first.
 
     An insertion sort, as in TensorIterator, because some pairs of axes have no defined order.
@@ -86,7 +86,7 @@ def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
     for end in range(1, len(axes)):
         place = end
         for before in reversed(range(end)):
-            order = _order(shape, given, axes[before], axes[place])
+            order = _order(shape, inputs, axes[before], axes[place])
             if order < 0:
                 break
             if order > 0:
@@ -99,9 +99,9 @@ def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
     return strides
 
 
-def _order(shape: Sequence[int], given: Sequence[Sequence[int]], one: int, other: int) -> int:
+def _order(shape: Sequence[int], inputs: Sequence[Sequence[int]], one: int, other: int) -> int:
     """Return 1 if axis ``one`` lies outside axis ``other``, -1 if inside, 0 if undecided."""
-    for strides in given:
+    for strides in inputs:
         here, there = strides[one], strides[other]
         if 0 in (here, there) or (here == there and shape[one] <= shape[other]):
             continue
@@ -210,10 +210,10 @@ def _convolution_backward(
     if values.ndim != 3 or not _alike([gradient, values, weight]):
         return None
     shapes = (values.shape, weight.shape, bias_shape or ())
-    wanted: Sequence[bool] = args[-1]
+    output_mask: Sequence[bool] = args[-1]
     return tuple(
-        _empty(shape, values.dtype) if asked else None
-        for shape, asked in zip(shapes, wanted, strict=True)
+        _empty(shape, values.dtype) if needed else None
+        for shape, needed in zip(shapes, output_mask, strict=True)
     )
 
 
@@ -224,8 +224,8 @@ def _reduced(
         return None
     reduced = {dim % values.ndim for dim in dims}
     shape = [1 if axis in reduced else size for axis, size in enumerate(values.shape)]
-    kept = [size for axis, size in enumerate(shape) if keepdim or axis not in reduced]
-    return _empty(kept, values.dtype)
+    sizes = [size for axis, size in enumerate(shape) if keepdim or axis not in reduced]
+    return _empty(sizes, values.dtype)
 
 
 def _norm(

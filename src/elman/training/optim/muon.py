@@ -79,8 +79,8 @@ class Muon(EagerOptimizer, torch.optim.Muon):
             muon_kernel.update(moved, group, rate)
             return
         steps_kmn = torch.stack([_averaged(one, group["momentum"]) for one in moved])
-        given = (group["ns_coefficients"], group["ns_steps"], group["eps"])
-        for weight_mn, step_mn in zip(weights_mn, orthogonal(steps_kmn, *given), strict=True):
+        settings = (group["ns_coefficients"], group["ns_steps"], group["eps"])
+        for weight_mn, step_mn in zip(weights_mn, orthogonal(steps_kmn, *settings), strict=True):
             weight_mn.mul_(1 - group["lr"] * group["weight_decay"])
             weight_mn.add_(step_mn, alpha=-rate)
 
