@@ -47,6 +47,8 @@ SWEEP = "sweep.json"
 """The request, and each job's command, folder and status."""
 SWEEP_JOBS = "jobs.jsonl"
 """Each job's configuration as it was composed."""
+TUNE_JOURNAL = "tune.journal"
+"""Optuna's journal of a tuned sweep: one study for each arm."""
 SUBMITTED = ".submitit"
 """What the launchers write for their jobs."""
 

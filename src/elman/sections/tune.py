@@ -102,13 +102,13 @@ class ShapeSpace(Section):
     """The shapes that ``tune=shape`` tries; each has the size of the model's own.
 
     Args:
-        depths: Layers, as multiples of the model's own.
+        depth: The least and the most layers, as multiples of the model's own.
         multiple: ``model.dim`` is a multiple of this.
         options: Other sizes, each as multiples of the model's own; those that a model does not
             have are left out.
     """
 
-    depths: Annotated[list[float], Field(min_length=1)]
+    depth: Annotated[list[float], Field(min_length=2, max_length=2)]
     multiple: Annotated[int, rounded, Field(ge=128, multiple_of=128)] = 128
     options: dict[str, list[float]] = Field(default_factory=dict)
 

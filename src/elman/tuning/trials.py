@@ -95,6 +95,7 @@ class Trial:
         job: Its number in the sweep.
         folder: Its run folder.
         common: Whether it has the arm's published setting, so that it counts as ``common`` too.
+        growth: In which growth of the range it was tried; 0 before the first one.
     """
 
     arm: str
@@ -107,6 +108,7 @@ class Trial:
     job: int
     folder: Path | None = None
     common: bool = False
+    growth: int = 0
 
     @property
     def scored(self) -> bool:
@@ -221,6 +223,7 @@ def _trial(job: Mapping[str, Any], folder: Path, score: str) -> Trial:
         job=int(job["number"]),
         folder=own,
         common=bool(tuning.get("common")),
+        growth=int(tuning.get("growth") or 0),
     )
 
 
