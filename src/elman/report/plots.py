@@ -20,8 +20,10 @@ def plot_losses(folder: Path) -> Path | None:
     metrics = read_metrics(folder)
     if not metrics.steps.size:
         return None
-    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    figure = Figure(figsize=(7.0, 4.0))
     FigureCanvasAgg(figure)
+    # Margins by matplotlib's layout engines would draw everything a second time.
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.12, top=0.93)
     axes = figure.add_subplot()
     steps, values = metrics.steps, bits_per_byte(1.0) * metrics.losses
     axes.plot(steps, values, color="0.75", linewidth=0.8, label="training, each step")
