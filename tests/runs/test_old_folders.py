@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 from elman.config.validate import validate
 from elman.report.comparison.runs import read_run
 from elman.runs.folder import config_hash, read_config
+from tests.small_run import elman_said
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="the data's path")
@@ -43,21 +41,19 @@ def november(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def elman(tmp_path: Path) -> Elman:
+def elman(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Elman:
     """Return ``elman(*arguments)``: a command that ends well, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "160")
+    command = elman_said(capfd)
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "elman", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "160"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        status, said = command(*arguments)
+        assert status == 0, said
+        return said
 
     return run
 
