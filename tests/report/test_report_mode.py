@@ -58,6 +58,7 @@ class Reported:
 
 
 Report = Callable[..., Reported]
+FILES = {"report.html", "report.csv", "report.md", "audit.json"}
 
 
 @pytest.fixture
@@ -522,7 +523,7 @@ def test_a_resumed_run_counts_its_later_steps(report: Report, sweep: FakeSweep) 
 # ------------------------------------------------------------------ where it is written
 
 
-def test_only_the_three_files_are_written_and_an_earlier_report_is_replaced(
+def test_only_the_four_files_are_written_and_an_earlier_report_is_replaced(
     report: Report, sweep: FakeSweep
 ) -> None:
     sweep.job("model=e1")
@@ -532,12 +533,12 @@ def test_only_the_three_files_are_written_and_an_earlier_report_is_replaced(
     report(sweep.folder)
     now = {path: path.read_bytes() for path in sweep.folder.rglob("*") if path.is_file()}
     new = {path.name for path in set(now) - set(before)}
-    assert new == {"report.html", "report.csv", "report.md"}
+    assert new == FILES
     assert {path: now[path] for path in before} == before
     assert not now[sweep.folder / "report.html"].endswith(b"old")
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.csv", "report.md"])
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_of_somebody_elses_is_not_replaced(
     report: Report, sweep: FakeSweep, name: str
 ) -> None:
@@ -547,7 +548,7 @@ def test_a_file_of_somebody_elses_is_not_replaced(
     assert done.status == 2
     assert f"{name}: exists and is not an earlier report" in done.errors
     assert (sweep.folder / name).read_text() == "mine"
-    others = {"report.html", "report.csv", "report.md"} - {name}
+    others = FILES - {name}
     assert not any((sweep.folder / other).exists() for other in others)
 
 

@@ -35,7 +35,7 @@ def test_a_sweep_ends_with_its_table_and_its_report(
     output = capfd.readouterr().out.splitlines()
     folder = tmp_path / "sweep"
     assert status == 0
-    assert f"report: {folder}/report.html (and report.csv, report.md)" in output
+    assert f"report: {folder}/report.html (and report.csv, report.md, audit.json)" in output
     table = [line for line in output if "│" in line and "ok" in line]
     content = json.loads((folder / "sweep.json").read_text())
     assert (content["mode"], [job["model"] for job in content["jobs"]]) == ("train", models)

@@ -49,6 +49,8 @@ SWEEP_JOBS = "jobs.jsonl"
 """Each job's configuration as it was composed."""
 TUNE_JOURNAL = "tune.journal"
 """Optuna's journal of a tuned sweep: one study for each arm."""
+AUDIT = "audit.json"
+"""What a report found to be held equal, and what not."""
 SUBMITTED = ".submitit"
 """What the launchers write for their jobs."""
 

@@ -6,12 +6,15 @@ Imports no torch.
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from elman.base.consoles import table_console
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
+from elman.report.comparison.audit.audit import check_allowed
 from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.terminal import print_report, say, say_where
 from elman.report.comparison.write import write_report
@@ -23,8 +26,12 @@ def run(job: PreparedRun) -> ExitStatus:
 
     A failed run is a row, not a failure of this command.
 
+    Returns:
+        ``OK``; with ``report.strict`` ``FAILED`` if the audit finds something unequal.
+
     Raises:
-        UserError: a folder holds no runs, or the report cannot be written.
+        UserError: ``report.allow`` names no row of the audit, a folder holds no runs, or the
+            report cannot be written.
     """
     config = job.config
     assert job.folder is None
@@ -33,7 +40,8 @@ def run(job: PreparedRun) -> ExitStatus:
         print(json.dumps(RunResult.model_json_schema(), indent=2))
         return ExitStatus.OK
     folders = [Path(name) for name in config.report.folders]
-    report = make_report(folders, job.places, config.report.against)
+    check_allowed(config.report.allow)
+    report = make_report(folders, job.places, config.report.against, config.report.allow)
     place = _place(report, config.report.out)
     paper: dict[str, bytes] = {}
     if config.report.paper:
@@ -46,7 +54,15 @@ def run(job: PreparedRun) -> ExitStatus:
     say_where(console, write_report(report, place))
     if paper:
         say(console, f"paper: {write_paper(paper, place)} (figures, and a document of all)")
+    if config.report.strict and (unequal := report.audit.unequal):
+        say(console, _refusal([row.check.key for row in unequal]))
+        return ExitStatus.FAILED
     return ExitStatus.OK
+
+
+def _refusal(keys: Sequence[str]) -> str:
+    allow = f"report.allow=[{','.join(keys)}]"
+    return f"report.strict=true: not equal: {', '.join(keys)}; to declare it: {shlex.quote(allow)}"
 
 
 def _place(report: Report, out: str | None) -> Path:

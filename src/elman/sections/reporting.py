@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Section
@@ -16,6 +16,8 @@ class ReportConfig(Section):
         against: The row with which the others are compared: its model, its label or the number of
             a job of it; null is the one with the lowest loss.
         out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
+        strict: End with status 1 if the audit finds something unequal that ``allow`` does not name.
+        allow: Rows of the audit that may be unequal.
         paper: Write the figures as SVG and PDF and the table as LaTeX, too.
         result_schema: Print the JSON Schema of ``result.json`` instead; nothing else is read.
     """
@@ -23,6 +25,8 @@ class ReportConfig(Section):
     dir: str | list[str] | None = None
     against: str | int | None = None
     out: str | None = None
+    strict: bool = False
+    allow: list[str] = Field(default_factory=list)
     paper: bool = False
     result_schema: bool = False
 

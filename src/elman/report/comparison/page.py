@@ -18,6 +18,7 @@ from markupsafe import Markup
 from elman.base.exit_status import RunStatus
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.units import duration
+from elman.report.comparison.audit.audit import TITLE as AUDIT
 from elman.report.comparison.blocks import (
     Block,
     Command,
@@ -89,6 +90,7 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield Block("What was swept", _figures(pictures.swept))
     yield _table(report)
     yield Block("Who wins", wins_parts(report.wins, report.rows))
+    yield Block(AUDIT, report.audit.parts())
     yield _plots(report, pictures.curves)
     yield _runs(report)
     yield Block("Problems", _list(_other_problems(report)))

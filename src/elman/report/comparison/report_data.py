@@ -9,6 +9,8 @@ from pathlib import Path
 
 from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
+from elman.report.comparison.audit.audit import Audit, audit_of
+from elman.report.comparison.audit.finding import Subject
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
@@ -36,12 +38,24 @@ class Report:
         rows: Its rows, in the order of the runs.
         published: The published figures of their models.
         wins: How much better or worse each row is than another.
+        places: Where to look for the files of its models.
+        allow: Rows of the audit that may be unequal.
     """
 
     sources: tuple[Source, ...]
     rows: tuple[Row, ...]
     published: Beside
     wins: Wins
+    places: Sequence[Place] = (SHIPPED,)
+    allow: tuple[str, ...] = ()
+
+    @cached_property
+    def audit(self) -> Audit:
+        """What was held equal between its rows."""
+        by = self.wins.by or deciding_for_all(self.rows)
+        records = tuple(self.published.records)
+        subject = Subject(self.sources, self.rows, records, self.tasks, by, self.places)
+        return audit_of(subject).allowing(self.allow)
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -90,6 +104,7 @@ def make_report(
     folders: Sequence[Path],
     places: Sequence[Place] = (SHIPPED,),
     against: str | int | None = None,
+    allow: Sequence[str] = (),
 ) -> Report:
     """Return the report on some folders of sweeps and runs.
 
@@ -98,6 +113,7 @@ def make_report(
         places: Where to look for the file of a suite that its sweep has not recorded.
         against: The row with which the others are compared; see :func:`~.wins.who_wins`. None is
             the one that a suite names, if a run of it counts.
+        allow: Rows of the audit that may be unequal.
 
     Raises:
         UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
@@ -108,7 +124,9 @@ def make_report(
     if against is None:
         against = _named(rows, suites)
     wins = with_commands(who_wins(rows, against), sources)
-    return Report(tuple(sources), tuple(rows), beside(rows, suites), wins)
+    return Report(
+        tuple(sources), tuple(rows), beside(rows, suites), wins, tuple(places), tuple(allow)
+    )
 
 
 def _named(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> str | None:

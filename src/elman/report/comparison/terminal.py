@@ -35,6 +35,8 @@ def print_report(console: Console, report: Report) -> None:
         say(console, note)
     _print_tasks(console, report)
     print_wins(console, report.wins)
+    for line in report.audit.lines():
+        say(console, line)
 
 
 def _spare(report: Report) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ def _print_tasks(console: Console, report: Report) -> None:
 
 def say_where(console: Console, page: Path) -> None:
     """Say where the files of the report are."""
-    say(console, f"report: {page} (and report.csv, report.md)")
+    say(console, f"report: {page} (and report.csv, report.md, audit.json)")
 
 
 def say(console: Console, line: str) -> None:

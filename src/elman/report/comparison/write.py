@@ -1,4 +1,4 @@
-"""The files of a report: its page, its table as CSV, and as Markdown."""
+"""The files of a report: its page, its table as CSV and as Markdown, and its audit as JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import UserError
 from elman.base.whole_file import put_text
 from elman.evaluation.result import DEFINITIONS
 from elman.published import PublishedResult
+from elman.report.comparison.audit.audit import JSON_MARK
+from elman.report.comparison.audit.audit import TITLE as AUDIT
+from elman.report.comparison.audit.finding import State
 from elman.report.comparison.blocks import (
     Command,
     Head,
@@ -190,6 +194,7 @@ def markdown_text(report: Report) -> str:
             parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
         else:
             parts.append(plain_markdown(part) if isinstance(part, str) else markdown_table(part))
+    parts += _audit(report)
     parts.append("What each column is:")
     parts.append(
         "\n".join(f"- {plain_markdown(c.head)}: {plain_markdown(c.definition)}" for c in columns)
@@ -204,6 +209,13 @@ def markdown_text(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _audit(report: Report) -> list[str]:
+    """Return the audit as a heading and a table; nothing if nothing is compared."""
+    if not report.audit.rows:
+        return []
+    return [f"{AUDIT}:", markdown_table(report.audit.table(*State))]
+
+
 def _code(command: str) -> str:
     return f"`{one_line(command).replace('`', chr(39))}`"
 
@@ -213,9 +225,11 @@ _WRITERS: dict[str, Callable[[Report], str]] = {
     TABLE: csv_text,
     MARKDOWN: markdown_text,
     PAGE: page_text,
+    run_files.AUDIT: lambda report: report.audit.json(),
 }
 # How an earlier report begins: only such a file is replaced.
 _MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
+_MARKS |= {run_files.AUDIT: JSON_MARK}
 _BEGINNING = 1024
 
 

@@ -1,0 +1,211 @@
+"""Care: whether every model was tuned, in one space, as often, and confirmed with fresh seeds.
+
+What a tuned sweep (``tune=rates``) did is read from its jobs. Where settings were swept by hand,
+the rows of a model are what was tried for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from elman.report.comparison.audit.compare import listed
+from elman.report.comparison.audit.finding import (
+    Finding,
+    Group,
+    Subject,
+    equal,
+    named,
+    unequal,
+    unknown,
+)
+from elman.report.comparison.conditions import settings
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.sections.budget import KINDS, limits
+
+RATE = "optim.lr"
+UNTUNED = "tuned for none"
+SEE = "see tune=rates"
+_CARE = ("model", "optim")
+_NOT_TUNED = frozenset(
+    f"model.{key}" for key in ("name", "cell", "expected_params", "vocab_size", "allow_unaligned")
+)
+
+
+def _tried(group: Group) -> dict[str, dict[str, set[str]]]:
+    """Return by model the settings that differ among its rows, with their values."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for model, rows in group.by_model.items():
+        told = [settings(row.counted[0]) for row in rows]
+        keys = {key for one in told for key in one if key.split(".")[0] in _CARE} - _NOT_TUNED
+        values = {key: {one.get(key, "-") for one in told} for key in keys}
+        found[model] = {key: several for key, several in values.items() if len(several) > 1}
+    return found
+
+
+def _models(subject: Subject) -> list[str]:
+    return [*dict.fromkeys(row.model for group in subject.groups for row in group.rows)]
+
+
+def _untuned_rows(subject: Subject) -> list[Row]:
+    """Return the rows that no tuned sweep chose the settings of."""
+    return [
+        row
+        for group in subject.groups
+        for row in group.rows
+        if all(run.tuning is None for run in row.counted)
+    ]
+
+
+def rate_words(rates: Mapping[str, Sequence[str]]) -> str:
+    """Say at which rates models were trained that nobody tuned.
+
+    Args:
+        rates: The models, or runs, by rate.
+    """
+    if len(rates) == 1:
+        (rate,) = rates
+        return f"every model at the published rate {rate}, {UNTUNED}: {SEE}"
+    return f"published rates, {UNTUNED}: {listed(rates)}: {SEE}"
+
+
+def tuned(subject: Subject) -> Finding | None:
+    """Look whether every model was tuned, or none: one rate suits some models and not others."""
+    if len(_models(subject)) < 2:
+        return None
+    untuned = _untuned_rows(subject)
+    if not untuned:
+        return equal(f"every model: {', '.join(sorted(subject.searched)) or 'nothing'}")
+    if len(untuned) < sum(len(group.rows) for group in subject.groups):
+        return unequal(f"no tuning of {named([row.label for row in untuned])}; the others have it")
+    tried = {
+        model: RATE in keys for group in subject.groups for model, keys in _tried(group).items()
+    }
+    if all(tried.values()):
+        return equal(f"by hand: several values of {RATE} for every model")
+    if any(tried.values()):
+        names = [model for model, some in tried.items() if not some]
+        return unequal(f"one rate for {named(names)}; several for the others")
+    rates: dict[str, list[str]] = {}
+    for row in untuned:
+        rates.setdefault(f"{_rate(row):g}" if _rate(row) else "-", []).append(row.label)
+    return unequal(rate_words(rates)) if "-" not in rates else unknown(listed(rates))
+
+
+def _rate(row: Row) -> float | None:
+    rate = ((row.counted[0].config or {}).get("optim") or {}).get("lr")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def space(subject: Subject) -> Finding | None:
+    """Compare which settings were searched for each model, and over which values."""
+    if subject.trials:
+        found = {arm: _space_of(runs) for arm, runs in subject.trials.items()}
+        return _same(found, "keys searched")
+    found = {}
+    for group in subject.groups:
+        for model, keys in _tried(group).items():
+            found.setdefault(model, ", ".join(sorted(keys)) or "nothing")
+    if len(found) < 2 or {*found.values()} == {"nothing"}:
+        return None
+    return _same(found, "keys tried")
+
+
+def _space_of(runs: Sequence[Run]) -> str:
+    keys = {key for run in runs if run.tuning is not None for key in run.tuning.values}
+    return ", ".join(sorted(keys))
+
+
+def trials(subject: Subject) -> Finding | None:
+    """Compare how many settings were tried for each model."""
+    if subject.trials:
+        counts = {arm: len(runs) for arm, runs in subject.trials.items()}
+        return _same({arm: f"{count} trials" for arm, count in counts.items()}, "")
+    counts = {}
+    for group in subject.groups:
+        for model, rows in group.by_model.items():
+            counts[model] = max(len(rows), counts.get(model, 0))
+    if len(counts) < 2 or {*counts.values()} == {1}:
+        return None
+    return _same({model: f"{count} settings" for model, count in counts.items()}, "")
+
+
+def _same(found: Mapping[str, str], what: str) -> Finding | None:
+    """Compare a text of each arm or model."""
+    places: dict[str, list[str]] = {}
+    for name, text in found.items():
+        places.setdefault(text, []).append(name)
+    head = f"{what}: " if what else ""
+    if len(places) > 1:
+        return unequal(head + listed(places))
+    return equal(f"{head}{next(iter(places))} for each model") if places else None
+
+
+def trial_budget(subject: Subject) -> Finding | None:
+    """Compare the budgets of the trials."""
+    if not subject.trials:
+        return None
+    found, silent = {}, []
+    for arm, runs in subject.trials.items():
+        known = {_budget(run) for run in runs if run.config is not None}
+        if not known:
+            silent.append(arm)
+        else:
+            found[arm] = " and ".join(sorted(known))
+    if silent:
+        return unknown(f"no trial of {named(silent)} has a configuration")
+    return _same(found, "")
+
+
+def _budget(run: Run) -> str:
+    given = limits((run.config or {}).get("train") or {})
+    return " or ".join(kind.text(given[kind.key]) for kind in KINDS if kind.key in given)
+
+
+def fresh_seeds(subject: Subject) -> Finding | None:
+    """Look whether the runs that are compared have other seeds than the trials that chose them."""
+    if not subject.trials:
+        return _chosen_by_hand(subject)
+    used = {run.seed for runs in subject.trials.values() for run in runs}
+    both = [
+        f"{row.label} (seed {run.seed})"
+        for group in subject.groups
+        for row in group.rows
+        for run in row.counted
+        if run.tuning is not None and run.seed in used
+    ]
+    if not subject.groups:
+        return None
+    if both:
+        return unequal(f"confirmed with a seed of the trials: {named(both)}")
+    known = sorted(seed for seed in used if seed is not None)
+    return equal(f"trials had {', '.join(map(str, known))}")
+
+
+def _chosen_by_hand(subject: Subject) -> Finding | None:
+    """Say that nothing was confirmed where every model has several rows that differ in the rate."""
+    if len(_models(subject)) < 2:
+        return None
+    several = [
+        model for group in subject.groups for model, keys in _tried(group).items() if RATE in keys
+    ]
+    if not several:
+        return None
+    return unknown(
+        f"whether a row was chosen for its score: {named(several)} have several rates, and no "
+        "run was made again with a fresh seed"
+    )
+
+
+def lines(subject: Subject) -> Iterator[str]:
+    """Yield the line on rates for each suite that was run untuned."""
+    for source in subject.sources:
+        if source.benchmark is None or any(run.tuning is not None for run in source.runs):
+            continue
+        rates: dict[str, list[str]] = {}
+        for run in source.runs:
+            rate = ((run.config or {}).get("optim") or {}).get("lr")
+            if isinstance(rate, int | float):
+                rates.setdefault(f"{rate:g}", []).append(run.model)
+        if rates:
+            yield rate_words({rate: [*dict.fromkeys(names)] for rate, names in rates.items()})

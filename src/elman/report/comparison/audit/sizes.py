@@ -1,0 +1,158 @@
+"""Size and effort: parameters, states, and how much of each kind of budget the rows took."""
+
+from __future__ import annotations
+
+from elman.config.catalog import listed_models
+from elman.report.comparison.audit.compare import ends_of, of_group, same_number
+from elman.report.comparison.audit.finding import (
+    Finding,
+    Group,
+    Look,
+    Subject,
+    declared,
+    equal,
+    named,
+    unequal,
+    unknown,
+    values,
+)
+from elman.report.comparison.conditions import budget_kinds
+from elman.report.comparison.curves import KIND_OF, NEAR, Axis, ends
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.sections.budget import limits
+from elman.sections.launching import SweepConfig
+
+STATES_NEAR = 0.1
+"""States of a layer that differ by less count as equal: heads and widths are whole numbers."""
+_NOT_A_SHAPE = frozenset({"name", "expected_params", "vocab_size", "allow_unaligned"})
+
+
+def params(subject: Subject) -> Finding | None:
+    """Compare the parameters, as far apart as a sweep allows without a note."""
+    return same_number(
+        subject,
+        lambda run: run.result.params if run.result else None,
+        lambda count: f"{count:,.0f}",
+        SweepConfig().max_params_spread,
+        ("model",),
+    )
+
+
+def states(subject: Subject) -> Finding | None:
+    """Compare the bytes of the state of a layer."""
+    return same_number(
+        subject,
+        lambda run: run.result.state_bytes if run.result else None,
+        lambda count: f"{count:,.0f} bytes",
+        STATES_NEAR,
+        ("model",),
+    )
+
+
+def effort(axis: Axis) -> Look:
+    """Return what compares how much of a kind of budget the rows took.
+
+    It is equal where it was the budget. Elsewhere it follows from the budget, and says so.
+    """
+
+    def look(subject: Subject) -> Finding | None:
+        found = [_effort(group, axis) for group in subject.groups]
+        order = [unequal, unknown, declared, equal]
+        states_ = [make("").state for make in order]
+        found.sort(key=lambda one: states_.index(one.state))
+        return found[0] if found else None
+
+    return look
+
+
+def _effort(group: Group, axis: Axis) -> Finding:
+    kind = KIND_OF[axis]
+
+    def of(run: Run) -> float | None:
+        return ends(run).get(axis)
+
+    runs = [run for row in group.rows for run in row.counted]
+    widest = max(
+        (ends_of(rows, of) for rows in group.slices(("train", "model"))),
+        key=lambda one: one.spread,
+    )
+    silent = [row.label for row in group.rows if any(of(run) is None for run in row.counted)]
+    told = of_group(group) + widest.words(kind.text)
+    bounds = {axis in {one.axis for one in budget_kinds(run)} for run in runs}
+    budgets = {limits((run.config or {}).get("train") or {}).get(kind.key) for run in runs}
+    swept = group.swept(("train",))
+    if bounds == {True, False} or (True in bounds and len(budgets) > 1 and not swept):
+        return unequal(f"{told}; not the same budget in every row")
+    if silent:
+        return unknown(f"not counted in {named(silent)}")
+    if widest.spread <= NEAR:
+        return equal(told)
+    if True in bounds:
+        return _less_than_its_budget(group, told)
+    units = dict.fromkeys(one.axis for run in runs for one in budget_kinds(run))
+    return declared(f"{told}; the budget is in {' and '.join(units)}")
+
+
+def _less_than_its_budget(group: Group, told: str) -> Finding:
+    """Say why rows with one budget took unequal parts of it."""
+    trains = [(run.config or {}).get("train") or {} for row in group.rows for run in row.counted]
+    if any(train.get("until_accuracy") is not None for train in trains):
+        return declared(f"{told}; a run ends at train.until_accuracy")
+    if any(len(limits(train)) > 1 for train in trains):
+        return declared(f"{told}; the first budget that is spent ends a run")
+    return unequal(f"{told}; one budget, but a run took less of it")
+
+
+def architecture(subject: Subject) -> Finding | None:
+    """Compare the shape of each model with its file, but for what the command sets alike for all.
+
+    A name that stands for another model than its file says is the wrong architecture.
+    """
+    rows = [row for group in subject.groups for row in group.rows]
+    if not rows:
+        return None
+    files = {one.name: one for one in listed_models({row.model for row in rows}, subject.places)}
+    wrong, silent = [], []
+    for group in subject.groups:
+        alike = _set_alike(group)
+        for row in group.rows:
+            file, shape = files[row.model].config, _shape(row)
+            if file is None or shape is None:
+                silent.append(row.label)
+                continue
+            own = file.settings()
+            free = {*alike, *(_option(key) for key in group.crossed | {*values(row.counted[0])})}
+            keys = [
+                key
+                for key in own
+                if key in shape and shape[key] != own[key] and key not in free | _NOT_A_SHAPE
+            ]
+            if keys:
+                told = named([f"{key}={shape[key]} for {own[key]}" for key in keys])
+                wrong.append(f"{row.label} has {told}")
+    if wrong:
+        return unequal(f"not as the file of its name: {'; '.join(wrong[:4])}")
+    if silent:
+        return unknown(f"no file of that name, or no configuration: {named(silent)}")
+    return equal("every model as the file of its name")
+
+
+def _option(key: str) -> str:
+    return key.removeprefix("model.")
+
+
+def _shape(row: Row) -> dict[str, object] | None:
+    config = row.counted[0].config
+    return None if config is None else {"mlp_ratio": 0.0, **config["model"]}
+
+
+def _set_alike(group: Group) -> set[str]:
+    """Return the keys of the model that the command of every run sets, to one value."""
+    found: set[tuple[str, str]] | None = None
+    for row in group.rows:
+        for run in row.counted:
+            own = {text.partition("=")[::2] for text in run.overrides}
+            pairs = {(_option(key), value) for key, value in own if key.startswith("model.")}
+            found = pairs if found is None else found & pairs
+    return {key for key, _ in found or ()}
