@@ -35,16 +35,16 @@ CHECKS = (
     *(
         Check(
             axis.lower(),
-            axis,
+            words,
             f"result.json: {what}; up to {NEAR:.0%} apart where it is the budget; elsewhere it "
             "follows from the budget",
             sizes.effort(axis),
         )
-        for axis, what in (
-            ("steps", "steps"),
-            ("bytes", "tokens"),
-            ("minutes", "seconds.train"),
-            ("FLOPs", "flops"),
+        for axis, words, what in (
+            ("steps", "steps", "steps"),
+            ("bytes", "bytes learned from", "tokens"),
+            ("minutes", "minutes", "seconds.train"),
+            ("FLOPs", "floating-point operations", "flops"),
         )
     ),
     Check("data", "data", "result.json: hashes and sizes of the bytes", settings.data),
