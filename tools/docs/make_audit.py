@@ -21,8 +21,8 @@ as far as their files say. A comparison can be rigged without anybody meaning to
 MLP, one was tuned and the other was not, one ran without its kernels. Each such difference has a
 row.
 
-    elman mode=report report.dir=outputs/..._sweep
-    elman mode=report report.dir=outputs/..._sweep report.strict=true 'report.allow=[mlp,state_bytes]'
+    elman mode=report report.dir=outputs/a_sweep
+    elman mode=report report.dir=outputs/a_sweep report.strict=true 'report.allow=[mlp,state_bytes]'
 
 The page and `report.md` show all rows. The terminal, also at the end of a sweep, shows a line for
 each row that is not equal or not known. `{file}` beside `report.csv` has everything for scripts:
@@ -57,10 +57,7 @@ def page() -> str:
     """Return the whole page."""
     rows = table(
         ["key", "what", "how it is known", "the fault that it finds"],
-        [
-            [code(one.key), one.words, one.known, "; ".join(one.finds) or "-"]
-            for one in CHECKS
-        ],
+        [[code(one.key), one.words, one.known, "; ".join(one.finds) or "-"] for one in CHECKS],
     )
     return INTRODUCTION.format(
         file=run_files.AUDIT,

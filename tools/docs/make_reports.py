@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 INTRODUCTION = """\
 # Reports
 
-Every sweep of training runs ends with one table and writes three files into its folder. You can
+Every sweep of training runs ends with one table and writes four files into its folder. You can
 make the same report at any time, also of a sweep that is still running, and of several sweeps and
 single runs together:
 
@@ -40,11 +40,12 @@ single runs together:
 - `report.csv` has the rows, below each row its runs, and then the published figures, with all
   digits.
 - `report.md` has the table with its notes and definitions, to put into a text.
+- `audit.json` has the [audit](audit.md): what was held equal between the rows, for scripts.
 
 The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
 `metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of
 such a name is not a report, elman refuses to replace it. The exit status is 0 however the runs
-ended.
+ended; with `report.strict=true` it is 1 if the [audit](audit.md) finds something unequal.
 
 A run writes digests into `result.json` (of itself and of `metrics.jsonl`) and `config.yaml`. If one
 of these files was edited or damaged later, a line names it. A run whose result was changed does not
@@ -66,6 +67,8 @@ earlier versions have no digests.
 - **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
   (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,
   `tok/s>1000`). The plots then show these rows only.
+- **Audit** says what was held equal between the rows, what was not, and what the files do not say;
+  see [audit.md](audit.md). Terminal and `report.md` have it, too.
 - **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with
   the tab key, and read it with the arrow keys.
 - **Marks** stand wherever a row is shown, and as a dashed square in the plots: `contended`,

@@ -17,7 +17,7 @@ from elman.report.comparison.audit.finding import (
     values,
 )
 from elman.report.comparison.conditions import budget_kinds
-from elman.report.comparison.curves import KIND_OF, NEAR, Axis, ends
+from elman.report.comparison.deciding import KIND_OF, NEAR, Axis, ends
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.sections.budget import limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elman.report.comparison.audit import care, circumstances, endings, settings, sizes
 from elman.report.comparison.audit.finding import Check
 from elman.report.comparison.conditions import LONG_SHARE
-from elman.report.comparison.curves import NEAR
+from elman.report.comparison.deciding import NEAR
 from elman.sections.launching import SweepConfig
 
 _APART = f"{SweepConfig().max_params_spread:.0%}"
