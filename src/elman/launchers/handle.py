@@ -50,10 +50,15 @@ def job_handle(job: SweepJob, command: JobCommand) -> JobHandle:
     return JobHandle(job.number, name, label, command)
 
 
-def job_return(job: SweepJob, handle: JobHandle) -> JobReturn:
-    """Return how a job ended, in Hydra's form; the status is UNKNOWN if it never started."""
+def job_return(job: SweepJob, handle: JobHandle | None) -> JobReturn:
+    """Return how a job ended, in Hydra's form; the status is UNKNOWN if it never started.
+
+    Args:
+        job: The job.
+        handle: The same on its way; None if it never came to its launcher's queue.
+    """
     returned = JobReturn(overrides=list(job.overrides))
-    if handle.status is not None:
+    if handle is not None and handle.status is not None:
         returned.return_value = handle.status
         returned.status = JobStatus.COMPLETED
     return returned

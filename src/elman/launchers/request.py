@@ -93,9 +93,9 @@ class LaunchRequest:
         """Whether further jobs may come into being while the jobs run."""
         return self.more is not no_more
 
-    def first_jobs(self) -> Sequence[SweepJob]:
-        """Return the jobs; if there is none yet, ask for the first one."""
-        return self.jobs or self.more(1)
+    def first_jobs(self, places: int = 1) -> list[SweepJob]:
+        """Return the jobs; if there is none yet, ask for as many as there are places."""
+        return list(self.jobs or self.more(places))
 
     def command_of(self, job: SweepJob) -> JobCommand:
         """Return the command that a job's process runs, here or on a cluster."""

@@ -1,6 +1,7 @@
 """Launcher ``elman_slurm``: the jobs of a sweep as an array on a SLURM cluster.
 
-A job has one GPU, or several with a task (a rank) for each.
+The jobs that come into being while the sweep runs are an array for each answer. A job has one GPU,
+or several with a task (a rank) for each.
 
 submitit decides what a job runs, where its files are and how it is requeued, as on one machine.
 """
@@ -12,7 +13,7 @@ import math
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
 from elman.launchers.outcome import ERROR, last_line, result_status, telling
-from elman.launchers.request import JobLog, Launched, LaunchRequest
+from elman.launchers.request import JobLog, Launched, LaunchRequest, More
 from elman.launchers.slurm_queue import has_ended, outside_end, queue_states
 from elman.launchers.slurm_rank import SlurmRankCommand, rank_statuses
 from elman.runs.status import OutsideEnd, status_word
@@ -56,7 +57,9 @@ _COMMON = (
 def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     """Submit the jobs as one array, wait for all, and return how each ended.
 
-    Jobs of an earlier array that are still in the queue are followed, not submitted again.
+    Jobs of an earlier array that are still in the queue are followed, not submitted again. A sweep
+    that grows has ``launcher.jobs`` places: it asks for jobs while none of its jobs waits in the
+    queue.
 
     Args:
         request: The jobs.
@@ -65,25 +68,128 @@ def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     Raises:
         UserError: there is no SLURM here, or it refuses the array.
     """
-    jobs, settings = request.jobs, request.settings
+    settings = request.settings
     assert isinstance(settings, SlurmLauncher)
-    display = Display(jobs[0].total)
-    executor = _executor(parameters, minutes_of(jobs, settings), jobs, settings)
-    queued = [_handle(request, job, parameters) for job in jobs]
-    ranks = settings.gpus_per_job
-    tasks = {number: _attach(executor, name, ranks) for number, name in request.adopted.items()}
-    if fresh := [one for one in queued if one.number not in tasks]:
-        submitted = _submitted(executor, [one.command for one in fresh])
-        tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
-        request.log.submitted({one.number: tasks[one.number].job_id for one in fresh})
-        display.say(f"SLURM job {_array(submitted[0])}: {len(fresh)} jobs")
-    for number, name in request.adopted.items():
-        display.say(f"job {number} is in SLURM's queue as {name}: followed, not started again")
+    jobs = request.first_jobs(settings.jobs)
+    if not jobs:
+        return Launched([], interrupted=False)
+    display = Display(jobs[-1].total, grows=request.grows)
+    array = _Array(request, parameters, display)
+    watch = _Watch(array.first(jobs), display, request.log)
+
+    def more(number: int) -> list[SweepJob]:
+        came = list(request.more(number))
+        jobs.extend(came)
+        return came
+
     with Interrupts() as interrupts:
-        _Watch([(one, tasks[one.number]) for one in queued], display, request.log).run(interrupts)
+        growth = _Growth(more, array.submit, settings.jobs, display) if request.grows else None
+        watch.run(interrupts, growth)
     display.close()
-    returns = [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+    returns = [job_return(job, watch.handle_of(job)) for job in jobs]
     return Launched(returns, bool(interrupts.count))
+
+
+_Followed = tuple[JobHandle, submitit.Job[int]]
+"""A job of the sweep, and the same in SLURM's queue."""
+
+
+class _Array:
+    """Submits jobs of a request, as one array each time."""
+
+    def __init__(
+        self, request: LaunchRequest, parameters: Mapping[str, Any], display: Display
+    ) -> None:
+        assert isinstance(request.settings, SlurmLauncher)
+        self._request, self._parameters, self._display = request, parameters, display
+        self._settings = request.settings
+
+    def first(self, jobs: Sequence[SweepJob]) -> list[_Followed]:
+        """Submit those of the first jobs that are not in the queue yet; return all, in order."""
+        adopted, executor = self._request.adopted, self._executor(jobs)
+        fresh = self.submit([job for job in jobs if job.number not in adopted])
+        found = {one.number: (one, task) for one, task in fresh}
+        for job in jobs:
+            if (name := adopted.get(job.number)) is not None:
+                task = _attach(executor, name, self._settings.gpus_per_job)
+                found[job.number] = (_handle(self._request, job, self._parameters), task)
+        for number, name in adopted.items():
+            self._display.say(
+                f"job {number} is in SLURM's queue as {name}: followed, not started again"
+            )
+        return [found[job.number] for job in jobs]
+
+    def submit(self, jobs: Sequence[SweepJob]) -> list[_Followed]:
+        """Submit jobs as one array, and record their names in the queue.
+
+        Raises:
+            UserError: sbatch refuses the array.
+        """
+        if not jobs:
+            return []
+        handles = [_handle(self._request, job, self._parameters) for job in jobs]
+        tasks = _submitted(self._executor(jobs), [one.command for one in handles])
+        pairs = list(zip(handles, tasks, strict=True))
+        self._request.log.submitted({one.number: task.job_id for one, task in pairs})
+        self._display.total = max(self._display.total, jobs[-1].total)
+        self._display.say(f"SLURM job {_array(tasks[0])}: {len(jobs)} jobs")
+        return pairs
+
+    def _executor(self, jobs: Sequence[SweepJob]) -> submitit.AutoExecutor:
+        minutes = minutes_of(jobs, self._settings)
+        return _executor(self._parameters, minutes, jobs, self._settings)
+
+
+class _Growth:
+    """Asks for the jobs that come into being while a sweep runs, and submits them.
+
+    Args:
+        more: Returns up to so many further jobs.
+        submit: Submits jobs as one array.
+        places: Most jobs in the queue at a time.
+        display: Where a refusal is shown.
+    """
+
+    def __init__(
+        self,
+        more: More,
+        submit: Callable[[Sequence[SweepJob]], list[_Followed]],
+        places: int,
+        display: Display,
+    ) -> None:
+        self._more, self._submit, self._places, self._display = more, submit, places, display
+        self._refused: Sequence[SweepJob] = ()
+        self._may_ask = True
+
+    def grown(self, open_jobs: Sequence[_Followed], ended: bool) -> list[_Followed]:
+        """Return further jobs, submitted, if the cluster could take any.
+
+        A refused array is submitted again when a job has ended: a controller that is busy refuses
+        arrays, too.
+
+        Args:
+            open_jobs: The jobs that have not ended.
+            ended: Whether one has ended since the last call.
+
+        Raises:
+            UserError: sbatch refuses an array, and no job is left to wait for.
+        """
+        self._may_ask = self._may_ask or ended
+        places = self._places - len(open_jobs)
+        if not self._may_ask or places <= 0 or not all(one.running for one, _ in open_jobs):
+            return []
+        jobs = self._refused or self._more(places)
+        self._may_ask = bool(jobs)
+        try:
+            submitted = self._submit(jobs)
+        except UserError as error:
+            if not open_jobs:
+                raise
+            self._display.say(f"{error}; {len(jobs)} jobs wait until another one has ended")
+            self._refused, self._may_ask = jobs, False
+            return []
+        self._refused = ()
+        return submitted
 
 
 def _handle(request: LaunchRequest, job: SweepJob, parameters: Mapping[str, Any]) -> JobHandle:
@@ -257,23 +363,32 @@ def _last_words(job: submitit.Job[int], rank: int, status: int) -> str:
 class _Watch:
     """Follows jobs in SLURM's queue until each has ended."""
 
-    def __init__(
-        self, jobs: list[tuple[JobHandle, submitit.Job[int]]], display: Display, log: JobLog
-    ) -> None:
+    def __init__(self, jobs: list[_Followed], display: Display, log: JobLog) -> None:
         self._jobs, self._display, self._log = jobs, display, log
-        self._arrays = list(dict.fromkeys(_array(job) for _, job in jobs))
         self._states: dict[str, str] = {}
         self._unseen: dict[str, int] = {}
 
-    def run(self, interrupts: Interrupts) -> None:
-        """Poll the queue and the result files until every job has ended."""
+    @property
+    def _arrays(self) -> list[str]:
+        return list(dict.fromkeys(_array(job) for _, job in self._jobs))
+
+    def handle_of(self, job: SweepJob) -> JobHandle | None:
+        """Return a job as it was followed; None if it was never submitted."""
+        return next((one for one, _ in self._jobs if one.number == job.number), None)
+
+    def run(self, interrupts: Interrupts, growth: _Growth | None) -> None:
+        """Poll the queue and the result files until every job has ended and no other comes."""
         open_jobs = list(self._jobs)
         while open_jobs:
             self._hand_on(interrupts)
-            states = queue_states(self._arrays)
+            states, before = queue_states(self._arrays), len(open_jobs)
             open_jobs = [
                 (one, job) for one, job in open_jobs if not self._over(one, job, states, interrupts)
             ]
+            if growth is not None and not interrupts.count:
+                came = growth.grown(open_jobs, ended=len(open_jobs) < before)
+                self._jobs += came
+                open_jobs += came
             running = [one for one, job in open_jobs if one.running]
             self._display.show(running, (), len(open_jobs) - len(running))
             if open_jobs:

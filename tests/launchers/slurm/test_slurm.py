@@ -84,6 +84,8 @@ class Sweep:
         *arguments: str,
         launcher: tuple[str, ...] = ("launcher=slurm",),
         stubs: Path = STUBS,
+        grows: bool = False,
+        programs: Path | None = None,
     ) -> None:
         self.slurm, self.folder = slurm, folder
         (folder / "notes").mkdir(exist_ok=True)
@@ -91,9 +93,14 @@ class Sweep:
             "PYTHONPATH": str(stubs),
             "STUB_NOTES": str(folder / "notes"),
             "COLUMNS": "160",
+            "STUB_JOBS": "4",
+            "STUB_ASKS": str(folder / "asks.jsonl"),
         }
+        if programs is not None:
+            environment["PATH"] = f"{programs}:{environment['PATH']}"
+        program = [str(STUBS.with_name("growing_sweep.py"))] if grows else ["-c", ELMAN]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ELMAN, *launcher, *arguments],
+            [sys.executable, *program, *launcher, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -105,6 +112,10 @@ class Sweep:
         """Return what a job has noted so far."""
         path = self.folder / "notes" / f"{seed}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def asks(self) -> list[dict[str, int]]:
+        """Return every question for more jobs."""
+        return [json.loads(line) for line in (self.folder / "asks.jsonl").read_text().splitlines()]
 
     def go(self) -> None:
         """Let the jobs that wait for a preemption end well without one."""
@@ -355,6 +366,104 @@ def test_a_sweep_grows_while_the_queue_still_has_its_jobs(slurm: Any, tmp_path: 
     assert added["typed"].endswith("train.seed=2,3")
     # Nobody started one a second time.
     assert [sum(note["what"] == "start" for note in first.notes(n)) for n in (2, 3)] == [1, 1]
+
+
+TWO_PLACES = ("-m", "launcher.jobs=2", "launcher.minutes=7")
+
+
+@pytest.mark.required
+def test_each_answer_of_a_sweep_that_grows_is_an_array(slurm: Any, tmp_path: Path) -> None:
+    sweep = Sweep(slurm, tmp_path, *TWO_PLACES, "train.steps=3", grows=True)
+    output, _ = sweep.process.communicate(timeout=180)
+    assert sweep.process.returncode == 0, output
+    record = _sweep_file(tmp_path)
+    assert [job["status"] for job in record["jobs"]] == ["ok"] * 5
+    assert record["jobs"][-1]["seed"] == 4005  # made when every result was recorded
+    assert record["tune"] == {"state": "confirming"}
+    answers = [ask["came"] for ask in sweep.asks() if ask["came"]]
+    arrays = [job["task"].partition("_")[0] for job in record["jobs"]]
+    assert [arrays.count(array) for array in dict.fromkeys(arrays)] == answers
+    assert max(ask["waiting"] + ask["running"] + ask["came"] for ask in sweep.asks()) == 2
+    assert "[4 of 4] ok" in output
+
+
+def _two_arrays(slurm: Any, folder: Path) -> Sweep:
+    """Return a sweep that grows, with a cancelled job and a job of each of two arrays."""
+    sweep = Sweep(slurm, folder, *TWO_PLACES, "train.steps=908", grows=True)
+    sweep.wait_for(2)
+    slurm.run("scancel", sorted(sweep.tasks("RUNNING"))[0])
+    sweep.wait_for(3)
+    return sweep
+
+
+@pytest.mark.required
+def test_the_jobs_of_every_array_are_followed_after_a_kill(slurm: Any, tmp_path: Path) -> None:
+    first = _two_arrays(slurm, tmp_path)
+    first.process.kill()
+    first.process.wait()
+    before = _sweep_file(tmp_path)["jobs"]
+    assert len({job["task"].partition("_")[0] for job in before}) == 2
+    (folder,) = tmp_path.glob("outputs/*/*_sweep")
+    again = Sweep(slurm, tmp_path, "-m", f"sweep.resume={folder}", launcher=(), grows=True)
+    again.until("followed, not started again", 2)
+    again.go()
+    output, _ = again.process.communicate(timeout=180)
+    assert again.process.returncode == 0, output
+    jobs = _sweep_file(tmp_path)["jobs"]
+    assert [job["status"] for job in jobs] == ["ok"] * 5
+    assert [job["task"] for job in jobs[1:3]] == [job["task"] for job in before[1:]]
+    seeds = [job["seed"] for job in jobs]
+    assert seeds[:3] == [job["seed"] for job in before]
+    # Only the cancelled one was started a second time.
+    starts = [sum(note["what"] == "start" for note in again.notes(seed)) for seed in seeds]
+    assert starts == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.required
+def test_ctrl_c_saves_the_jobs_of_every_array_and_asks_for_no_more(
+    slurm: Any, tmp_path: Path
+) -> None:
+    sweep = _two_arrays(slurm, tmp_path)
+    asked = len(sweep.asks())
+    sweep.process.send_signal(signal.SIGINT)
+    assert sweep.ended() == ["cancelled", "interrupted", "interrupted"]
+    assert sweep.process.returncode == 130
+    assert len(sweep.asks()) == asked
+
+
+# Refuses the second array.
+SBATCH = """\
+#!/bin/sh
+echo >> {count}
+if [ "$(wc -l < {count})" -eq 2 ]; then
+    echo "sbatch: error: Batch job submission failed: too busy" >&2
+    exit 1
+fi
+exec {sbatch} "$@"
+"""
+
+
+@pytest.mark.required
+def test_an_array_that_is_refused_is_submitted_again_when_a_job_has_ended(
+    slurm: Any, tmp_path: Path
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    script = SBATCH.format(count=tmp_path / "count", sbatch=shutil.which("sbatch"))
+    (programs / "sbatch").write_text(script)
+    (programs / "sbatch").chmod(0o755)
+    typed = (*TWO_PLACES, "train.steps=908")
+    sweep = Sweep(slurm, tmp_path, *typed, grows=True, programs=programs)
+    sweep.wait_for(2)
+    slurm.run("scancel", sorted(sweep.tasks("RUNNING"))[0])
+    said = sweep.until("too busy", 1).splitlines()[-1]
+    assert said.endswith("; 1 jobs wait until another one has ended")
+    sweep.go()
+    output, _ = sweep.process.communicate(timeout=180)
+    jobs = _sweep_file(tmp_path)["jobs"]
+    assert [job["status"] for job in jobs] == ["cancelled", *["ok"] * 4], output
+    seeds = [job["seed"] for job in jobs]
+    assert [len(sweep.notes(seed)) > 0 for seed in seeds] == [True] * 5
 
 
 @pytest.mark.required

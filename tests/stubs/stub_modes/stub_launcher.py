@@ -3,12 +3,16 @@
 After three durations come the number of GPUs of each job and of jobs that share a GPU.
 
 ``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk, x crashes on GPU-0.
-The GPUs are those that the environment pretends.
+The GPUs are those that the environment pretends. STUB_LATER has the letters of jobs that the
+launcher has to ask for; the jobs after a bar are made only once all before it have ended.
 """
 
 import io
 import json
+import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +31,38 @@ from elman.launchers.request import NoLog
 from elman.sections.launching import GpusLauncher
 
 ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
+
+
+class Later(NoLog):
+    """Makes the later jobs, and notes each question among what the jobs note."""
+
+    def __init__(self, folder: Path, first: int, number: int, seconds: float) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._letters = os.environ.get("STUB_LATER", "")
+        self.handles: list[JobHandle] = []
+        self._first, self._number = first, number
+        self._ended = 0
+
+    def job_ended(self, number: int, code: int, said: str = "") -> str:
+        """Count the jobs that have ended."""
+        self._ended += 1
+        return super().job_ended(number, code, said)
+
+    def more(self, number: int) -> Sequence[JobHandle]:
+        """Return up to so many jobs."""
+        came: list[JobHandle] = []
+        if self._letters.startswith("|") and self._ended == self._number - self._first:
+            self._letters = self._letters[1:]
+        while len(came) < number and self._letters and self._letters[0] != "|":
+            job = StubJob(self._number, str(self._folder), self._seconds, ENDS[self._letters[0]])
+            came.append(JobHandle(job.number, f"{job.number:02d}", "stub", job))
+            self._letters, self._number = self._letters[1:], self._number + 1
+        waiting = sum(job.slot is None and job.status is None for job in self.handles)
+        note = {"what": "ask", "time": time.monotonic(), "number": number, "came": len(came)}
+        with (self._folder / "asks.jsonl").open("a") as stream:
+            stream.write(json.dumps(note | {"waiting": waiting, "pid": os.getpid()}) + "\n")
+        self.handles += came
+        return came
 
 
 def main(
@@ -53,11 +89,12 @@ def main(
         settings = GpusLauncher(name="gpus", jobs_per_gpu=int(share), save_seconds=save)
         slots = shared_slots(slots, settings, display.say)
     executor = Executor(folder / f"from{first}", 1, detach=False)
+    later = Later(notes, first, first + len(jobs), seconds)
+    more = later.more if "STUB_LATER" in os.environ else None
     with Interrupts() as interrupts:
-        Queue(queued, slots, executor, display, NoLog(), wait, save).run(interrupts)
+        Queue(queued, slots, executor, display, later, wait, save, more).run(interrupts)
         end_sharing(slots)
-    statuses = {job.number: job.status for job in queued}
-    print(json.dumps([statuses[job.number] for job in jobs]), flush=True)
+    print(json.dumps([job.status for job in [*queued, *later.handles]]), flush=True)
     print(display.console.file.getvalue(), file=sys.stderr)
 
 

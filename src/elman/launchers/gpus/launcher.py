@@ -31,7 +31,7 @@ def launch(request: LaunchRequest) -> Launched:
     Raises:
         UserError: the settings name a GPU that does not exist.
     """
-    jobs, settings = list(request.first_jobs()), request.settings
+    jobs, settings = request.first_jobs(), request.settings
     assert isinstance(settings, GpusLauncher)
     if not jobs:
         return Launched([], interrupted=False)
