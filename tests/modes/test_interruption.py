@@ -440,7 +440,7 @@ def test_a_signal_in_the_check_of_the_saved_weights_costs_the_check_alone(
 def test_the_picture_is_drawn_after_the_result_is_written(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from elman.modes import train as mode
+    from elman.report import plots
 
     def stopped(folder: Path) -> None:
         assert (folder / "result.json").exists()
@@ -448,7 +448,7 @@ def test_the_picture_is_drawn_after_the_result_is_written(
         time.sleep(1)
         raise AssertionError("the signal was not heard")
 
-    monkeypatch.setattr(mode, "plot_losses", stopped)
+    monkeypatch.setattr(plots, "plot_losses", stopped)
     assert train().result["status"] == "ok"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from elman.cli.main import main
 from elman.modes import train as train_mode
+from elman.report import plots
 from elman.report.metrics_file import read_metrics
 from elman.training.checkpoints import store as checkpoints
 from elman.training.saving import Saver
@@ -32,7 +33,7 @@ OPERATIONS = (
     (os, "unlink"),
     (io, "open"),
     (checkpoints, "save_file"),
-    (train_mode, "plot_losses"),
+    (plots, "plot_losses"),
     (train_mode, "print_summary"),
 )
 
@@ -135,7 +136,7 @@ def test_a_run_without_its_picture_gets_it(place: Path, capfd: pytest.CaptureFix
         def killed(folder: Path) -> None:
             raise Killed
 
-        patch.setattr(train_mode, "plot_losses", killed)
+        patch.setattr(plots, "plot_losses", killed)
         with suppress(Killed):
             main([*SETTINGS, "hydra.run.dir=run"])
     assert not Path("run/loss.png").exists()

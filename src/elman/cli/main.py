@@ -159,6 +159,8 @@ def _run_mode(job: PreparedRun) -> int:
         # The first place that imports torch.
         with _without_collecting():
             mode = import_module(f"elman.modes.{job.config.mode}")
+            if job.config.mode == "train":
+                mode.prepare_ahead(job.config)
         job.phases.end("imports")
         session.current().before_run()
         job.phases.end("wait")

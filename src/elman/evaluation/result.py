@@ -75,7 +75,9 @@ class Seconds(_Part):
         "composing the configuration, checking settings and data files",
         "s",
     )
-    imports: Number = _number("of the last session: importing torch and elman", "s")
+    imports: Number = _number(
+        "of the last session: importing torch and elman, and counting the operations of a step", "s"
+    )
     wait: Number = _number(
         "of the last session: waiting until the launcher had a place for the run, as a GPU", "s"
     )

@@ -48,7 +48,6 @@ from elman.modes.train_checks import prove_kernels, require_room, too_large
 from elman.modes.train_description import run_result, start_lines
 from elman.modes.train_ending import RunEnd, failed, interrupted, not_finite
 from elman.modes.train_setup import Findings, TrainingSetup
-from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.runs.folder import (
     RunLock,
@@ -66,12 +65,23 @@ from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import Checkpoint, CheckpointStore, DamagedError
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
+from elman.training.flops import flops_per_byte
 from elman.training.recorder import NoRecorder, Recorder, write_result
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")
 # Keys of a result that describe the definitions and the machine, not the run.
 _OF_EVERY_RUN = ("definitions", "environment", "data", "parity")
+
+
+def prepare_ahead(config: RunConfig) -> None:
+    """Do what needs no device: a job of a sweep does so while another job has its GPU."""
+    if config.log.plot:
+        import elman.report.plots  # noqa: F401
+    if config.train.compile or config.train.activation_checkpointing:
+        import torch._dynamo  # noqa: F401
+    with suppress(UserError):  # a run whose budget needs the count says so later
+        flops_per_byte(config.model, config.train)
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -333,6 +343,8 @@ class _Session:
     def _draw(self) -> None:
         if not self._config.log.plot:
             return
+        from elman.report.plots import plot_losses  # imported ahead, by the runs that draw
+
         try:
             plot_losses(self._setup.folder)
         except Exception as error:  # a picture is no reason to lose a result

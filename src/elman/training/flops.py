@@ -41,6 +41,8 @@ from elman.training.memory.meta_walk import MetaWalk
 PASSES = 3
 """A forward pass, and a backward pass of twice its work."""
 _FEW_LAYERS = 3
+# What was counted in this process: a run asks ahead of its GPU, and again for its budget.
+_counted: dict[tuple[str, range], float] = {}
 # A position so far from the start of its stream that no limit of an attention lies beyond.
 _FAR = 1 << 40
 # Parts of a state that remember inputs: they are moved, not computed with.
@@ -70,7 +72,10 @@ def flops_per_byte(model: ModelConfig, train: TrainConfig) -> float:
     """
     first = _FAR if train.tbptt else 0
     row = range(first, first + train.chunk_size)
-    return PASSES * forward_flops(model, row) / len(row)
+    key = (model.model_dump_json(), row)
+    if key not in _counted:
+        _counted[key] = PASSES * forward_flops(model, row) / len(row)
+    return _counted[key]
 
 
 def forward_flops(config: ModelConfig, row: range) -> float:
