@@ -26,7 +26,7 @@ from elman.data.batches import Batches
 from elman.models.language_model import LanguageModel
 from elman.modes.train import run
 from elman.runs.prepared import PreparedRun
-from elman.training.listeners import Listeners, Moment
+from elman.training.moments import Listeners, Moment
 from elman.training.optim.optimizers import TrainingOptimizer
 
 ROUNDS = 7

@@ -19,7 +19,7 @@ from elman.modes import train as train_mode
 from elman.report import plots
 from elman.report.metrics_file import read_metrics
 from elman.training.checkpoints import store as checkpoints
-from elman.training.saving import Saver
+from elman.training.listeners.saving import Saver
 from tests.small_run import E1, TEXT
 
 SETTINGS = (*E1, "train.steps=2", "data.path=text.txt")

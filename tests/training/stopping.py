@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elman.training.checkpoints.retention import SaveReason
-from elman.training.listeners import Moment
-from elman.training.saving import Saver
+from elman.training.listeners.saving import Saver
+from elman.training.moments import Moment
 
 WORDS = "stopped by the test"
 

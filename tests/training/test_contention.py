@@ -13,9 +13,10 @@ import torch
 
 from elman.devices import sharing
 from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
-from elman.training import contention, totals
+from elman.training import contention
 from elman.training.contention import ContentionWatch, foreign
 from elman.training.cpu_share import CpuShare, Reading, busy_seconds, reading, usable_cpus
+from elman.training.listeners import totals
 
 # No process has it: the kernel's largest number is 2 ** 22.
 OUTSIDE = 2**30

@@ -39,8 +39,8 @@ from elman.training.agreement import Agreement
 from elman.training.assembly import state_of
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 from elman.training.held_out import HeldOut
-from elman.training.listeners import Moment
 from elman.training.loop import take_step, update
+from elman.training.moments import Moment
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.preparation import prepare_step, release_step
 from elman.training.training_state import TrainingState

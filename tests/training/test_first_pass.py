@@ -15,7 +15,7 @@ from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.training import first_pass, objective, preparation, trainer
 from elman.training.first_pass import LayerProgress
-from elman.training.totals import Totals
+from elman.training.listeners.totals import Totals
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from elman.base.exit_status import ExitStatus
 from elman.training.checkpoints.store import CheckpointStore
-from elman.training.listeners import Moment
-from elman.training.saving import Saver
+from elman.training.listeners.saving import Saver
+from elman.training.moments import Moment
 from tests.small_run import E1, TEXT, Elman, elman_said
 
 Train = Callable[..., Any]

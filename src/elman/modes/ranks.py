@@ -6,7 +6,6 @@ Rank 0 makes the folder, writes and shows. Whatever ends one rank ends all of th
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,13 +16,8 @@ from elman.base.crash import told
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, RunStatus, interrupted_status
 from elman.base.rank_place import RankPlace
-from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData
-from elman.distributed.division import Division
-from elman.distributed.team import Joined, Team, joined, same_everywhere
+from elman.distributed.team import Joined, joined, same_everywhere
 from elman.distributed.watch import USER, TeamError
-from elman.evaluation.result import SharedWork
-from elman.models.language_model import LanguageModel
 from elman.runs.folder import config_text
 from elman.runs.prepared import PreparedRun
 from elman.training.display import Display
@@ -98,57 +92,3 @@ def raise_elsewhere(error: TeamError) -> None:
 
 def _of_rank(error: TeamError) -> str:
     return f"rank {error.ending.rank}: {error.ending.error}"
-
-
-def compare_starts(
-    team: Team, config: RunConfig, data: AnyRunData, model: LanguageModel, precision: str | None
-) -> None:
-    """Raise UserError unless every rank has the data and the first weights of rank 0.
-
-    So it has with Muon the precision of its products, which depends on the machine.
-    """
-    same_everywhere(team, "data", json.dumps(data.identity()))
-    try:
-        same_everywhere(team, "products of Muon", str(precision))
-    except UserError as error:
-        raise UserError(f"{error}, or say optim.matrix_precision=fp32") from None
-    if config.parallel.shard == "none":
-        total = sum(float(p.detach().double().sum()) for p in model.parameters())
-        same_everywhere(team, "first weights", repr(total))
-
-
-def cut_model(model: LanguageModel, config: RunConfig, team: Team) -> None:
-    """Leave a part of the model on this rank, if ``parallel.shard`` says so."""
-    if config.parallel.shard == "none":
-        return
-    from elman.distributed.sharding import shard_mesh, shard_model  # the import takes time
-
-    assert isinstance(team, Joined), "divide refuses it for one process"
-    device = next(model.parameters()).device
-    shard_model(model, shard_mesh(config.parallel.shard, team.hosts, device.type))
-
-
-def sharing(team: Team, division: Division, config: RunConfig) -> str:
-    """Return how a run shares its work as the end of a line for people; empty without ranks."""
-    if team.place.alone and not division.exact:
-        return ""
-    how = [f"{team.place.size} ranks"] if not team.place.alone else []
-    if division.exact:
-        how.append(f"exact in {division.parts} virtual shards")
-    if config.parallel.shard != "none":
-        how.append(f"sharded ({config.parallel.shard}), launch by launch")
-    if config.parallel.average_every:
-        how.append(f"weights averaged every {config.parallel.average_every} steps")
-    return f"; {', '.join(how)}"
-
-
-def shared_work(team: Team, division: Division, config: RunConfig) -> SharedWork:
-    """Return how a run shared its work, for its result."""
-    return SharedWork(
-        ranks=team.place.size,
-        hosts=len(set(team.hosts)) if isinstance(team, Joined) else 1,
-        shard=config.parallel.shard,
-        exact=division.exact,
-        virtual_shards=division.parts if division.exact else None,
-        average_every=config.parallel.average_every,
-    )

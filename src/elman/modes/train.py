@@ -37,14 +37,8 @@ from elman.evaluation.result import RunResult
 from elman.kernels.triton_tuning import tuning_told_to
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
-from elman.modes.ranks import (
-    compare_starts,
-    cut_model,
-    display_of,
-    in_team,
-    raise_elsewhere,
-)
-from elman.modes.train_checks import prove_kernels, require_room, too_large
+from elman.modes.ranks import display_of, in_team, raise_elsewhere
+from elman.modes.train_checks import compare_starts, prove_kernels, require_room, too_large
 from elman.modes.train_description import run_result, start_lines
 from elman.modes.train_ending import RunEnd, failed, interrupted, not_finite
 from elman.modes.train_setup import Findings, TrainingSetup
@@ -232,7 +226,7 @@ class _Session:
             setup.device,
             graph=setup.graph,
             team=setup.team,
-            shard=lambda model: cut_model(model, config, setup.team),
+            shard=setup.cut,
         )
         again = partial(new_model, config, setup.device)
         arguments = (again, store, self._display, interruption)
@@ -243,7 +237,7 @@ class _Session:
         config, setup, say = self._config, self._setup, self._display.say
         self._restore(trainer, store)
         model, precision = trainer.state.model, trainer.state.optimizer.matrix_precision
-        compare_starts(setup.team, config, setup.data, model, precision)
+        compare_starts(setup, model, precision)
         leads = setup.team.place.leads
         if leads and config.train.checkpoints:
             require_room(setup.folder, model)

@@ -1,13 +1,18 @@
-"""What a training run is refused for before its first step: memory, kernels, room on the disk."""
+"""What a training run is refused for before its first step.
+
+Memory, kernels, room on the disk, and ranks that would begin differently.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.base.units import different_sizes
+from elman.distributed.team import same_everywhere
 from elman.models.language_model import LanguageModel
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.parity.gate import require_norm_parity, require_parity
@@ -60,3 +65,19 @@ def require_room(folder: Path, model: LanguageModel) -> None:
             f"{folder}: a checkpoint needs at least {needs} and the disk has {left} "
             "free; make room there, or name another disk with hydra.run.dir=<folder>"
         )
+
+
+def compare_starts(setup: TrainingSetup, model: LanguageModel, precision: str | None) -> None:
+    """Raise UserError unless every rank has the data and the first weights of rank 0.
+
+    So it has with Muon the precision of its products, which depends on the machine.
+    """
+    team = setup.team
+    same_everywhere(team, "data", json.dumps(setup.data.identity()))
+    try:
+        same_everywhere(team, "products of Muon", str(precision))
+    except UserError as error:
+        raise UserError(f"{error}, or say optim.matrix_precision=fp32") from None
+    if setup.config.parallel.shard == "none":
+        total = sum(float(p.detach().double().sum()) for p in model.parameters())
+        same_everywhere(team, "first weights", repr(total))

@@ -14,6 +14,7 @@ from elman.data.tasks.batches import TaskData
 from elman.data.tasks.blind import chance
 from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
+from elman.distributed.team import Joined
 from elman.evaluation.result import (
     DEFINITIONS,
     METRICS_VERSION,
@@ -21,11 +22,11 @@ from elman.evaluation.result import (
     Environment,
     RunResult,
     Seconds,
+    SharedWork,
 )
 from elman.models.backends import on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
 from elman.models.state_bytes import state_bytes
-from elman.modes.ranks import shared_work, sharing
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
 from elman.training.trainer import Trainer
@@ -45,7 +46,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
         f"{trainer.state.model.num_params():,} parameters, "
         f"backend {setup.backend}{through} on {setup.device}{graph}{update}{memory}"
-        f"{sharing(setup.team, setup.division, config)}",
+        f"{_sharing(setup)}",
         f"data: {_told_data(setup)}",
         *_told_files(setup.data),
         f"run folder: {setup.folder}",
@@ -136,7 +137,7 @@ def run_result(
         started=started.isoformat(timespec="seconds"),
         ended=datetime.now().astimezone().isoformat(timespec="seconds"),
         memory_estimate_bytes=findings.estimate,
-        parallel=shared_work(setup.team, setup.division, config),
+        parallel=_shared_work(setup),
         environment=Environment(**describe_environment(setup.device)),
         metrics_version=METRICS_VERSION,
         definitions=DEFINITIONS,
@@ -165,3 +166,31 @@ def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: 
     result.parity, result.norm_parity = findings.parity, findings.norm_parity
     result.path, result.slow_path = setup.path, on_slow_path(setup.backend)
     result.matrix_precision = trainer.state.optimizer.matrix_precision
+
+
+def _sharing(setup: TrainingSetup) -> str:
+    """Return how a run shares its work as the end of a line for people; empty without ranks."""
+    team, division, parallel = setup.team, setup.division, setup.config.parallel
+    if team.place.alone and not division.exact:
+        return ""
+    how = [f"{team.place.size} ranks"] if not team.place.alone else []
+    if division.exact:
+        how.append(f"exact in {division.parts} virtual shards")
+    if parallel.shard != "none":
+        how.append(f"sharded ({parallel.shard}), launch by launch")
+    if parallel.average_every:
+        how.append(f"weights averaged every {parallel.average_every} steps")
+    return f"; {', '.join(how)}"
+
+
+def _shared_work(setup: TrainingSetup) -> SharedWork:
+    """Return how a run shared its work, for its result."""
+    team, division, parallel = setup.team, setup.division, setup.config.parallel
+    return SharedWork(
+        ranks=team.place.size,
+        hosts=len(set(team.hosts)) if isinstance(team, Joined) else 1,
+        shard=parallel.shard,
+        exact=division.exact,
+        virtual_shards=division.parts if division.exact else None,
+        average_every=parallel.average_every,
+    )

@@ -16,9 +16,9 @@ from elman.distributed.watch import is_connection
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.parity.gate import ParityError
 from elman.training.checkpoints.store import CheckpointError
+from elman.training.listeners.memory_guard import TooLittleMemoryError
 from elman.training.memory.advice import memory_advice, shortage
 from elman.training.memory.estimate import available_memory
-from elman.training.memory_guard import TooLittleMemoryError
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")

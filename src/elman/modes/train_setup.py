@@ -11,10 +11,11 @@ import torch
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
-from elman.distributed.team import Team
+from elman.distributed.team import Joined, Team
 from elman.evaluation.validation import uses_bf16
 from elman.models.backends import computation_path
 from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ class TrainingSetup:
         kernels = self.config.kernels.model_copy(update={"backend": self.backend})
         train = self.config.train.model_copy(update={"batch_size": self.division.rows})
         return self.config.model_copy(update={"kernels": kernels, "train": train})
+
+    def cut(self, model: LanguageModel) -> None:
+        """Leave a part of a model on this rank, if ``parallel.shard`` says so."""
+        if self.config.parallel.shard == "none":
+            return
+        from elman.distributed.sharding import shard_mesh, shard_model  # the import takes time
+
+        assert isinstance(self.team, Joined), "divide refuses it for one process"
+        device = next(model.parameters()).device
+        mesh = shard_mesh(self.config.parallel.shard, self.team.hosts, device.type)
+        shard_model(model, mesh)
 
 
 @dataclass

@@ -6,9 +6,9 @@ import signal
 
 from elman.base.signals import Interruption
 from elman.training.checkpoints.retention import reason_of
-from elman.training.listeners import Moment
-from elman.training.saving import Saver
-from elman.training.totals import Totals
+from elman.training.listeners.saving import Saver
+from elman.training.listeners.totals import Totals
+from elman.training.moments import Moment
 from elman.training.training_state import TrainingState
 
 

@@ -9,8 +9,8 @@ import torch
 from elman.distributed.team import ALONE
 from elman.training.checkpoints.retention import SaveReason
 from elman.training.display import Display
-from elman.training.records import Records
-from elman.training.saving import Saver
+from elman.training.listeners.records import Records
+from elman.training.listeners.saving import Saver
 from elman.training.training_state import TrainingState
 
 

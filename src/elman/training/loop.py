@@ -1,7 +1,7 @@
 """The training loop: one step from its batch to its update, and steps until a budget is used up.
 
 Read :func:`train`, then :func:`take_step`. What goes on beside the steps (records, validation,
-checkpoints, the display) is done by listeners, at the moments that :mod:`.listeners` names. Ranks
+checkpoints, the display) is done by listeners, at the moments that :mod:`.moments` names. Ranks
 stand behind ``state.reduction`` and ``state.team``, which do nothing on one rank.
 
 Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task. k
@@ -20,8 +20,8 @@ from elman.base.exit_status import RunStatus
 from elman.evaluation.validation import autocast, to_device
 from elman.kernels import stalls
 from elman.models.state import State
-from elman.training.listeners import Listeners, Moment, Step
 from elman.training.micro_batches import MicroBatch
+from elman.training.moments import Listeners, Moment, Step
 from elman.training.objective import Mark, unmarked
 from elman.training.rng import seed_part
 from elman.training.training_state import TrainingState

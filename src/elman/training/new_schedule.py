@@ -10,8 +10,8 @@ from typing import Any
 from elman.config.run_config import RunConfig
 from elman.sections.budget import BUDGETS
 from elman.training.budget import Budget
+from elman.training.listeners.totals import Totals
 from elman.training.optim.schedules import learning_rate
-from elman.training.totals import Totals
 from elman.training.training_state import TrainingState
 
 # A smaller change of the next rate is not worth a line.

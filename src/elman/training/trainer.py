@@ -33,18 +33,18 @@ from elman.training.display import Display
 from elman.training.first_pass import first_pass
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers
-from elman.training.listeners import Listeners
+from elman.training.listeners.memory_guard import MemoryGuard, TooLittleMemoryError
+from elman.training.listeners.profiling import Profile
+from elman.training.listeners.records import SHOWN_SECONDS, Records
+from elman.training.listeners.saving import Saver
+from elman.training.listeners.totals import Totals
+from elman.training.listeners.validation import Validation
 from elman.training.loop import train
-from elman.training.memory_guard import MemoryGuard, TooLittleMemoryError
+from elman.training.moments import Listeners
 from elman.training.new_schedule import change_schedule
-from elman.training.profiling import Profile
 from elman.training.recorder import Recorder
-from elman.training.records import SHOWN_SECONDS, Records
 from elman.training.reload_check import reload_difference
-from elman.training.saving import Saver
-from elman.training.totals import Totals
 from elman.training.training_state import TrainingState
-from elman.training.validation import Validation
 
 
 class Trainer:

@@ -10,7 +10,7 @@ import torch
 from elman.base import run_files
 from elman.base.errors import first_line
 from elman.base.exit_status import RunStatus
-from elman.training.listeners import Listener, Step
+from elman.training.moments import Listener, Step
 
 _log = logging.getLogger("elman.train")
 SKIPPED, RECORDED = 3, 3

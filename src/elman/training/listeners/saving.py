@@ -23,9 +23,9 @@ from elman.training.checkpoints.store import (
     DamagedError,
 )
 from elman.training.display import Display
-from elman.training.listeners import Listener, Moment
-from elman.training.memory_guard import MemoryGuard
-from elman.training.totals import Totals
+from elman.training.listeners.memory_guard import MemoryGuard
+from elman.training.listeners.totals import Totals
+from elman.training.moments import Listener, Moment
 from elman.training.training_state import TrainingState
 
 RETRY_MINUTES = 1.0

@@ -1,7 +1,7 @@
-"""What goes on beside the steps of a run: listeners, which the loop calls at named moments.
+"""The moments of a run at which the loop calls its listeners.
 
-Each listener does one thing and lies in a file of its own: :mod:`.profiling`, :mod:`.totals`,
-:mod:`.records`, :mod:`.memory_guard`, :mod:`.validation` and :mod:`.saving`.
+What goes on beside the steps is done by them. Each does one thing, in a file of
+:mod:`elman.training.listeners`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from elman.training.checkpoints.store import Checkpoint
 from elman.training.display import Display
 from elman.training.held_out import HeldOut, Scored
 from elman.training.held_out_answers import HeldOutAnswers
-from elman.training.listeners import Listener, Moment
-from elman.training.memory_guard import MemoryGuard, Result
-from elman.training.records import Records
-from elman.training.saving import Saver
-from elman.training.totals import Totals
+from elman.training.listeners.memory_guard import MemoryGuard, Result
+from elman.training.listeners.records import Records
+from elman.training.listeners.saving import Saver
+from elman.training.listeners.totals import Totals
+from elman.training.moments import Listener, Moment
 from elman.training.training_state import TrainingState
 
 

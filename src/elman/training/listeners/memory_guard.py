@@ -10,8 +10,8 @@ import torch
 from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import TrainingClock
 from elman.training.display import Display
-from elman.training.listeners import Listener
 from elman.training.memory.advice import shortage
+from elman.training.moments import Listener
 from elman.training.preparation import prepare_step, release_step
 from elman.training.training_state import TrainingState
 

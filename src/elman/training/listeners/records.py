@@ -17,9 +17,9 @@ from elman.distributed.team import leader_alone
 from elman.evaluation.metrics import bits_per_byte
 from elman.sections.training import TrainConfig
 from elman.training.display import Display, Progress
-from elman.training.listeners import Listener, Moment, Step
+from elman.training.listeners.totals import Totals
+from elman.training.moments import Listener, Moment, Step
 from elman.training.recorder import Recorder
-from elman.training.totals import Totals
 from elman.training.training_state import TrainingState
 
 SHOWN_SECONDS = 10.0

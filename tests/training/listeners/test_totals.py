@@ -15,8 +15,8 @@ from elman.distributed.team import ALONE
 from elman.evaluation import metrics
 from elman.evaluation.result import RunResult
 from elman.training.display import Display
-from elman.training.listeners import Step
-from elman.training.totals import Totals
+from elman.training.listeners.totals import Totals
+from elman.training.moments import Step
 from tests.training.budgets import budget_of
 
 

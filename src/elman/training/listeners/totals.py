@@ -20,7 +20,7 @@ from elman.evaluation.result import RunResult, Seconds
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display
 from elman.training.held_out import Scored
-from elman.training.listeners import Listener, Step
+from elman.training.moments import Listener, Step
 from elman.training.suspension import Suspension
 from elman.training.training_state import TrainingState
 
