@@ -109,7 +109,24 @@ def task(
 @pytest.fixture
 def sweep(tmp_path: Path) -> FakeSweep:
     """Return an empty sweep."""
-    return FakeSweep(tmp_path / "sweep")
+    return FakeSweep(tmp_path / "sweep", tune=tune_head(ONE, OTHER))
+
+
+def tune_head(*arms: str) -> dict[str, Any]:
+    """Return what sweep.json says of the search of some models."""
+    leaf = {"low": 1e-4, "high": 1e-2, "log": True}
+    told = [
+        {"arm": one, "model": one, "trial_model": one, "published": {"optim.lr": 3e-4}}
+        for one in arms
+    ]
+    return {
+        "config": {"space": {"optim": {"lr": leaf}}},
+        "score": "val_bpb",
+        "goal": "minimize",
+        "arms": told,
+        "ranges": [{"optim.lr": {"low": 1e-4, "high": 1e-2}}],
+        "state": "done",
+    }
 
 
 def audit(*folders: Path, allow: Sequence[str] = ()) -> Audit:
@@ -123,7 +140,7 @@ def test_nothing_is_reported_on_a_clean_sweep(sweep: FakeSweep) -> None:
     found = audit(sweep.folder)
     assert found.lines() == []
     assert {row.found.state for row in found.rows} <= {State.EQUAL, State.DECLARED}
-    assert {"tuned", "space", "trials", "trial_budget", "fresh_seeds", "score"} <= {
+    assert {"tuned", "space", "trials", "edges", "trial_budget", "fresh_seeds", "score"} <= {
         row.check.key for row in found.of(State.EQUAL)
     }
 
@@ -219,6 +236,30 @@ def two_sweeps(sweep: FakeSweep) -> None:
     arm(beside, ONE)
 
 
+def best_at_the_edge(sweep: FakeSweep) -> None:
+    arm(sweep, ONE)
+    arm(sweep, OTHER, rates=(3e-4, 5e-4, 1e-3))
+
+
+def best_at_the_edge_by_hand(sweep: FakeSweep) -> None:
+    for model, rates in ((ONE, RATES), (OTHER, RATES[:2])):
+        for lr in rates:
+            plain(sweep, model, f"optim.lr={lr:g}", result={"loss": score(lr)})
+
+
+def searched_by_training_loss(sweep: FakeSweep) -> None:
+    sweep.top["tune"]["score"] = "loss"
+    arm(sweep, ONE)
+    arm(sweep, OTHER)
+
+
+def other_space_in_another_sweep(sweep: FakeSweep) -> None:
+    arm(sweep, ONE)
+    leaf = {"low": 1e-5, "high": 1e-2, "log": True}
+    head = merged(tune_head(OTHER), {"config": {"space": {"optim": {"lr": leaf}}}})
+    arm(FakeSweep(sweep.folder.parent / "beside", tune=head), OTHER)
+
+
 def trials_confirm_themselves(sweep: FakeSweep) -> None:
     arm(sweep, ONE, trial_seed=1)
     arm(sweep, OTHER, trial_seed=1)
@@ -249,6 +290,10 @@ FAULTS: dict[Fault, str] = {
     without_kernels: "backend",
     two_sweeps: "contention",
     trials_confirm_themselves: "fresh_seeds",
+    best_at_the_edge: "edges",
+    best_at_the_edge_by_hand: "edges",
+    searched_by_training_loss: "score",
+    other_space_in_another_sweep: "space",
     one_still_learns: "falling",
 }
 """Every injected fault, with the row of the audit that finds it."""

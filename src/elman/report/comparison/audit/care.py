@@ -20,8 +20,11 @@ from elman.report.comparison.audit.finding import (
 )
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Run
+from elman.report.comparison.runs import Run, task_of
 from elman.sections.budget import KINDS, limits
+from elman.tuning.edges import at_edge
+from elman.tuning.edges import edges as edges_of_sweep
+from elman.tuning.trials import Trial, Tuned
 
 RATE = "optim.lr"
 UNTUNED = "tuned for none"
@@ -101,6 +104,9 @@ def space(subject: Subject) -> Finding | None:
     """Compare which settings were searched for each model, and over which values."""
     if subject.trials:
         found = {arm: _space_of(runs) for arm, runs in subject.trials.items()}
+        ranges = {_ranges(one) for one in subject.tuned}
+        if len(ranges) > 1:
+            return unequal(f"two tuned sweeps with other spaces: {'; '.join(sorted(ranges))}")
         return _same(found, "keys searched")
     found = {}
     for group in subject.groups:
@@ -114,6 +120,18 @@ def space(subject: Subject) -> Finding | None:
 def _space_of(runs: Sequence[Run]) -> str:
     keys = {key for run in runs if run.tuning is not None for key in run.tuning.values}
     return ", ".join(sorted(keys))
+
+
+def _ranges(tuned: Tuned) -> str:
+    """Return the space of a tuned sweep in words, without what it grew by."""
+    found = []
+    for key, leaf in tuned.config.leaves.items():
+        if leaf.bounds is None:
+            found.append(f"{key} of {', '.join(map(str, leaf.values or ()))}")
+        else:
+            found.append(f"{key} {leaf.bounds[0]:g} to {leaf.bounds[1]:g}")
+    shapes = ["shapes"] if tuned.config.shape is not None else []
+    return ", ".join([*found, *shapes])
 
 
 def trials(subject: Subject) -> Finding | None:
@@ -160,6 +178,72 @@ def trial_budget(subject: Subject) -> Finding | None:
 def _budget(run: Run) -> str:
     given = limits((run.config or {}).get("train") or {})
     return " or ".join(kind.text(given[kind.key]) for kind in KINDS if kind.key in given)
+
+
+def edges(subject: Subject) -> Finding | None:
+    """Look whether a model's best value lies at the edge of what was tried: then it is no best."""
+    if not subject.groups:
+        return None
+    if not subject.trials:
+        return _edges_by_hand(subject)
+    found = [
+        f"{key} of {arm} at its {side} edge"
+        for tuned in subject.tuned
+        for arm, keys in edges_of_sweep(tuned).items()
+        for key, side in keys.items()
+    ]
+    if found:
+        return unequal(named(found))
+    if not subject.tuned:
+        return unknown("sweep.json does not say what was searched")
+    grown = max(len(tuned.ranges) for tuned in subject.tuned) - 1
+    more = f"; the range grew {grown} times, for every model alike" if grown > 0 else ""
+    return equal(f"every best value has worse ones on both sides{more}")
+
+
+def _edges_by_hand(subject: Subject) -> Finding | None:
+    """Look at rates that were swept by hand, run by run."""
+    if len(_models(subject)) < 2:
+        return None
+    found, inside = [], []
+    for model, tried in _by_rate(subject).items():
+        rates = sorted(float(one.values[RATE]) for one in tried)
+        if rates[0] == rates[-1]:
+            continue
+        side = at_edge(tried, RATE, rates[0], rates[-1], "minimize")
+        if side is None:
+            inside.append(model)
+        else:
+            found.append(f"{RATE} of {model} at its {side} edge")
+    if found:
+        return unequal(named(found))
+    return equal("every best rate has worse ones on both sides") if inside else None
+
+
+def _by_rate(subject: Subject) -> dict[str, list[Trial]]:
+    """Return the runs of each model as trials of its rate, on text alone."""
+    found: dict[str, list[Trial]] = {}
+    for row in subject.rows:
+        for run in row.runs:
+            rate = ((run.config or {}).get("optim") or {}).get("lr")
+            searched = run.tuning is not None or task_of(run)
+            if searched or not isinstance(rate, int | float):
+                continue
+            bits = run.result.val_bpb if run.result and run.counts else None
+            known = found.setdefault(row.model, [])
+            known.append(
+                Trial(
+                    arm=row.model,
+                    number=None,
+                    phase="trial",
+                    values={RATE: float(rate)},
+                    status=run.status,
+                    score=bits,
+                    seed=run.seed or 0,
+                    job=run.job or 0,
+                )
+            )
+    return found
 
 
 def fresh_seeds(subject: Subject) -> Finding | None:

@@ -16,6 +16,8 @@ from elman.report.comparison.runs import Run
 
 _CPU_BACKENDS, _GPU_BACKENDS = ("cpu",), ("cuda", "triton")
 _PLAIN = ("reference", "torch")
+HELD_OUT = frozenset({"val_bpb", "accuracy"})
+"""The scores of trials that are measured on what no run trains on."""
 _OVERLAP = 0.05
 _RATE = re.compile(r"\blr\b|\brate\b")
 
@@ -132,6 +134,9 @@ def score(subject: Subject) -> Finding | None:
     """Look whether held-out bytes decide, and whether they were measured in one way."""
     if not subject.groups or subject.by is None:
         return None
+    searched = {one.score for one in subject.tuned} - HELD_OUT
+    if searched:
+        return unequal(f"trials were judged by {', '.join(sorted(searched))}, not on held-out data")
     if subject.by.number is LOSS:
         return unequal(f"the loss on trained bytes decides, not {VAL_BPB.name}: {subject.by.why}")
 

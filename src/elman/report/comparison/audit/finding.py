@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -13,6 +14,7 @@ from elman.report.comparison.deciding import Deciding
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import TRIAL, Run, Source
 from elman.report.comparison.tasks import TaskCell, Tasks
+from elman.tuning.trials import Tuned, trials_of
 
 MOST_NAMES = 4
 """How many rows, values or models a line names."""
@@ -180,6 +182,15 @@ class Subject:
                 if run.tuning is not None and run.tuning.phase == TRIAL:
                     found.setdefault(run.tuning.arm, []).append(run)
         return found
+
+    @cached_property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """What each tuned sweep says of its search; one whose record is damaged says nothing."""
+        found = []
+        for source in self.sources:
+            with suppress(KeyError, TypeError, ValueError):
+                found.append(trials_of(source.folder))
+        return tuple(one for one in found if one is not None)
 
     @property
     def searched(self) -> frozenset[str]:

@@ -138,6 +138,13 @@ CHECKS = (
         care.trial_budget,
     ),
     Check(
+        "edges",
+        "edges of the search",
+        "sweep.json and the scores of the trials: a best value needs worse ones on both sides, and "
+        "a run that diverged is worse; elsewhere the rates of each model's runs",
+        care.edges,
+    ),
+    Check(
         "fresh_seeds",
         "fresh seeds",
         "sweep.json: seeds of the trials and of the confirmed runs",
@@ -146,7 +153,8 @@ CHECKS = (
     Check(
         "score",
         "score on held-out bytes",
-        "the number that decides in this report, and how it was measured",
+        "the number that decides in this report, and how it was measured; sweep.json: what trials "
+        "were judged by",
         circumstances.score,
         ("the loss of the search taken for held-out loss",),
     ),
