@@ -8,7 +8,9 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from elman.base.run_files import CONFIG, LOCK, RESULT
 from elman.config.compose import compose_config
 from elman.launchers.job import SweepJob
 from elman.runs import state as job_state
-from elman.runs.folder import RunLock, lock_holder
+from elman.runs.folder import RunLock, lock_holder, run_name
+from elman.runs.recorded_job import recorded_jobs
 from elman.runs.state import runs_in, state, still_running
 from elman.sweeps.manifest import Record
 
@@ -127,6 +130,34 @@ def test_the_record_follows_the_jobs(tmp_path: Path) -> None:
         record.job_ended(number, code)
         told[number - 1] = word
         assert statuses() == told
+
+
+def test_jobs_that_come_later_are_recorded_with_what_changes_beside_them(tmp_path: Path) -> None:
+    config = compose_config(["train.steps=3"])
+    folder = tmp_path / f"01_{run_name(config)}"
+    plain = SweepJob(1, 1, (), (), config, folder)
+    tuning = {"arm": "one", "phase": "trial"}
+    later = replace(plain, number=2, folder=folder.with_name(f"02_{run_name(config)}"))
+    record = Record(tmp_path, [plain], RESULT, {"mode": "train"})
+    record.keep([plain])
+    record.begin()
+
+    def content() -> dict[str, Any]:
+        found = json.loads((tmp_path / "sweep.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    assert list(content()) == ["mode", "ended", "jobs"]
+    assert "tuning" not in content()["jobs"][0]
+    record.add([replace(later, tuning=tuning)], {"tune": {"state": "trials"}})
+    assert content()["tune"] == {"state": "trials"}
+    assert [job.get("tuning") for job in content()["jobs"]] == [None, tuning]
+    assert [job.tuning for job in recorded_jobs(tmp_path).values()] == [None, tuning]
+    assert (record.status_of(2), len(record.jobs)) == ("not started", 2)
+    record.add([], {"tune": {"state": "done"}})
+    assert content()["tune"] == {"state": "done"}
+    assert len(content()["jobs"]) == 2
+    assert len((tmp_path / "jobs.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_record_that_cannot_be_written_is_said_once(

@@ -170,6 +170,22 @@ def test_after_ctrl_c_no_job_is_asked_for(growing: Growing, launcher: str) -> No
     assert "sweep.resume=" in output
 
 
+def test_a_job_that_came_later_is_queued_again_after_a_preemption(growing: Growing) -> None:
+    started = growing.start("launcher=gpus", f"train.steps={WAITS}")
+    growing.waiting_jobs(2)
+    first = growing.starts()[0]
+    note = json.loads((growing.folder / "notes" / f"{first}.jsonl").read_text().splitlines()[0])
+    os.kill(note["pid"], signal.SIGUSR2)
+    eventually(lambda: growing.starts().count(first) == 2)
+    (growing.folder / "notes" / "go").touch()
+    output, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, output
+    assert "preempted: queued again" in output
+    assert [job["status"] for job in growing.record()["jobs"]] == ["ok"] * 5
+    starts = growing.starts()
+    assert {seed: starts.count(seed) for seed in starts if starts.count(seed) > 1} == {first: 2}
+
+
 def test_a_launcher_that_cannot_ask_is_refused_and_leaves_nothing(growing: Growing) -> None:
     status, output = growing.run("hydra/launcher=basic", "train.steps=3")
     assert status == ExitStatus.USER_ERROR
