@@ -105,6 +105,7 @@ NEEDED = {
     "generate": ["generate.checkpoint=run"],
     "solve": ["solve.params=1M"],
     "report": ["report.dir=run"],
+    "verdict": ["verdict.a=run", "verdict.b=run"],
 }
 
 

@@ -567,7 +567,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no runs": ("notes", "no sweep and no training run (no sweep.json, result.json or"),
     "no folder": ("[]", "report.dir=: names no folder"),
     "a run without a place": ("run", "report.out: missing; report.dir is not the folder of one"),
-    "sweep of another mode": ("parity", "a sweep of mode=parity; mode=report is for training"),
+    "sweep of another mode": ("parity", "a sweep of mode=parity, but this is for training"),
     "out is a file": ("sweep report.out=book.txt", "the report cannot be written (File exists)"),
 }
 

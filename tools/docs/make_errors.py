@@ -388,6 +388,18 @@ CASES: dict[str, list[str]] = {
         "report.dir=run",
         "-m mode=report,train",
     ],
+    "Verdicts": [
+        "mode=verdict",
+        "mode=verdict verdict.a=run",
+        "mode=verdict verdict.a=run verdict.b=",
+        "mode=verdict verdict.a=nowhere verdict.b=run",
+        "mode=verdict verdict.a=notes verdict.b=run",
+        "mode=verdict verdict.a=run verdict.b=run",
+        "mode=verdict verdict.a=e42 verdict.b=run verdict.dir=run",
+        "mode=verdict verdict.a=e42 verdict.b=run verdict.dir=nowhere",
+        "mode=verdict verdict.a=run verdict.b=run verdict.json=yaml",
+        "mode=verdict verdict.a=run verdict.b=run report.dir=run",
+    ],
     "Proofs and benchmarks": [
         "parity.seed=1",
         "mode=parity parity.quick=maybe",

@@ -18,6 +18,8 @@ class ExitStatus(IntEnum):
     NON_FINITE = 3
     OUT_OF_MEMORY = 4
     TIMEOUT = 5
+    WORSE = 10
+    UNDECIDED = 11
     INTERRUPTED = 130
 
 
@@ -28,9 +30,12 @@ MEANINGS = {
     ExitStatus.NON_FINITE: "the loss or gradient was not finite",
     ExitStatus.OUT_OF_MEMORY: "out of memory",
     ExitStatus.TIMEOUT: "timeout",
+    ExitStatus.WORSE: "mode=verdict: a is worse than b; 0 is better",
+    ExitStatus.UNDECIDED: "mode=verdict: more seeds are needed",
     ExitStatus.INTERRUPTED: "interrupted by a signal",
 }
 _AFTER_SIGNALS = frozenset({ExitStatus.INTERRUPTED})
+_ANSWERS = frozenset({ExitStatus.OK, ExitStatus.WORSE, ExitStatus.UNDECIDED})
 
 
 def interrupted_status() -> ExitStatus:
@@ -45,7 +50,7 @@ def is_interrupted(code: int | None) -> bool:
 
 def is_failure(code: int | None) -> bool:
     """Whether a command with this exit status neither did its work nor was told to end."""
-    return code != ExitStatus.OK and not is_interrupted(code)
+    return code not in _ANSWERS and not is_interrupted(code)
 
 
 def shell_status(code: int) -> int:

@@ -25,6 +25,8 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
   elman mode=report report.dir=<sweep folder>     its table and plots, from its result files
+  elman mode=verdict verdict.a=<run> verdict.b=<run>
+                                                  which one is better, for scripts
   elman mode=models                               every model; with model=<name>, one explained
   elman mode=solve model=e1 solve.params=100M     the width at which it has 100M parameters
   elman mode=doctor                               what works on this machine, how to fix the rest

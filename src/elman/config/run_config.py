@@ -17,7 +17,7 @@ from elman.sections.model import ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig
 from elman.sections.optim import OptimConfig
 from elman.sections.parallel import ParallelConfig
-from elman.sections.reporting import ReportConfig
+from elman.sections.reporting import ReportConfig, VerdictConfig
 from elman.sections.section import Section
 from elman.sections.solve import SolveConfig
 from elman.sections.training import BaselineConfig, KernelsConfig, LogConfig, TrainConfig
@@ -38,6 +38,7 @@ class RunConfig(Section):
         "bench",
         "report",
         "tasks",
+        "verdict",
     ]
     model: ModelConfig
     data: AnyData
@@ -54,6 +55,7 @@ class RunConfig(Section):
     parity: ParityConfig | None = None
     bench: BenchConfig | None = None
     report: ReportConfig | None = None
+    verdict: VerdictConfig | None = None
 
 
 OF_SWEEPS = ("launcher", "sweep", "tune")
@@ -115,6 +117,7 @@ MODES: dict[str, Mode] = {
     "doctor": Mode(frozenset()),
     "tasks": Mode(frozenset({"data"}), in_process=True),
     "report": Mode(frozenset({"report"}), in_process=True),
+    "verdict": Mode(frozenset({"verdict"}), in_process=True),
     "parity": Mode(
         frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
         makes_folder=True,

@@ -39,6 +39,7 @@ _OF_MODE = {
     "generate": "generate.checkpoint",
     "report": "report.dir",
     "solve": "solve.params",
+    "verdict": "verdict.a",
 }
 _LISTED_BY = {
     "model": "`elman mode=models` lists them",

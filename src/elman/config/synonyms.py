@@ -88,6 +88,7 @@ CHOICES = {
             "bench": "profile speed",
             "parity": "check verify",
             "report": "compare plot results summary",
+            "verdict": "better decide significance winner",
             "doctor": "diagnose env info",
         }
     ),

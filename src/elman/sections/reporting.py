@@ -1,8 +1,11 @@
-"""Section ``report`` of ``mode=report``."""
+"""Sections ``report`` of ``mode=report`` and ``verdict`` of ``mode=verdict``."""
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+import warnings
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Section
@@ -51,3 +54,35 @@ class ReportConfig(Section):
     def folders(self) -> list[str]:
         """The folders, as typed."""
         return [self.dir] if isinstance(self.dir, str) else self.dir or []
+
+
+with warnings.catch_warnings():
+    # Pydantic has a method of the name of the setting verdict.json, which is long deprecated.
+    warnings.filterwarnings("ignore", 'Field name "json"')
+
+    class VerdictConfig(Section):
+        """Keys of ``mode=verdict``: is a better than b?
+
+        Args:
+            a: A run folder, the folder of a sweep with one row, or a row of ``dir``: its label, its
+                model, or the number of a job of it. A run of a sweep stands for its row.
+            b: As ``a``.
+            dir: A sweep's folder, run folders, or a list of both, where rows are looked up.
+            family: A folder of sweeps, or a list of them: every row in it that is comparable with
+                ``b`` counts as a try, and the answer is corrected for all tries.
+            json: Print JSON, and nothing else.
+        """
+
+        a: str | int
+        b: str | int
+        dir: str | list[str] | None = None
+        family: str | list[str] | None = None
+        json: bool = False  # type: ignore[assignment]
+
+        @field_validator("a", "b", "dir", "family")
+        @classmethod
+        def _names_one(cls, value: Any, info: ValidationInfo) -> Any:
+            if value in ("", []) or (isinstance(value, list) and "" in value):
+                key = f"verdict.{info.field_name}"
+                raise UserError(f"{key}=: names nothing; name a folder, as in {key}=outputs/...")
+            return value

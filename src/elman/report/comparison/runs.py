@@ -386,12 +386,15 @@ class Source:
         return f"{self.benchmark}: {title}", text
 
 
-def load_sources(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> list[Source]:
+def load_sources(
+    folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,), key: str = "report.dir"
+) -> list[Source]:
     """Return the runs of every folder, each run once.
 
     Args:
         folders: The folders.
         places: Where to look for the file of a suite that its sweep has not recorded.
+        key: The setting that names them, for errors.
 
     Raises:
         UserError: a folder does not exist, cannot be read, or holds neither a sweep nor a run.
@@ -399,49 +402,51 @@ def load_sources(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) 
     seen: set[Path] = set()
     sources = []
     for folder in folders:
-        for source in _sources(folder.expanduser().absolute(), places):
+        for source in _sources(folder.expanduser().absolute(), places, key):
             fresh = [run for run in source.runs if run.folder and run.folder.resolve() not in seen]
             seen |= {run.folder.resolve() for run in fresh if run.folder}
             sources.append(replace(source, runs=tuple(fresh)))
     return sources
 
 
-def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
+def _sources(folder: Path, places: Sequence[Place], key: str) -> list[Source]:
     if not folder.exists():
-        raise UserError(f"report.dir={folder}: no such folder; sweeps and runs are below outputs/")
+        raise UserError(f"{key}={folder}: no such folder; sweeps and runs are below outputs/")
     if not folder.is_dir():
-        raise UserError(f"report.dir={folder}: this is a file; name the folder that it is in")
+        raise UserError(f"{key}={folder}: this is a file; name the folder that it is in")
     try:
         children = sorted(path for path in folder.iterdir() if path.is_dir())
         if (folder / run_files.SWEEP).is_file():
-            return [_sweep(folder, children, places)]
+            return [_sweep(folder, children, places, key)]
         if is_run(folder):
             return [Source(folder, (read_run(folder),))]
-        return _all_in(folder, children, places)
+        return _all_in(folder, children, places, key)
     except PermissionError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
-def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> list[Source]:
+def _all_in(
+    folder: Path, children: Sequence[Path], places: Sequence[Place], key: str
+) -> list[Source]:
     """Return the sweeps and runs directly in a folder that is neither, like a day's folder."""
     every, problems = [], []
     for child in children:
         if (child / run_files.SWEEP).is_file():
             try:
                 inside = sorted(path for path in child.iterdir() if path.is_dir())
-                every.append(_sweep(child, inside, places))
+                every.append(_sweep(child, inside, places, key))
             except UserError as error:
                 problems.append(f"left out: {str(error).partition('; ')[0]}")
     runs = tuple(read_run(child) for child in children if is_run(child))
     if not runs and not every:
         raise UserError(
-            f"report.dir={folder}: no sweep and no training run (no {run_files.SWEEP}, "
+            f"{key}={folder}: no sweep and no training run (no {run_files.SWEEP}, "
             f"{run_files.RESULT} or {run_files.METRICS} in it); name a folder below outputs/"
         )
     return [*every, Source(folder, runs, problems=tuple(problems))] if runs or problems else every
 
 
-def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> Source:
+def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place], key: str) -> Source:
     path = folder / run_files.SWEEP
     try:
         content = json.loads(path.read_bytes())
@@ -454,9 +459,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         problem = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
         return Source(folder, runs, is_sweep=True, problems=(problem,))
     if (mode := content.get("mode", "train")) != "train":
-        raise UserError(
-            f"report.dir={folder}: a sweep of mode={mode}; mode=report is for training runs"
-        )
+        raise UserError(f"{key}={folder}: a sweep of mode={mode}, but this is for training runs")
     suite, problems = _suite(content, places)
     problems += () if final else _unended(folder, launcher)
     return Source(

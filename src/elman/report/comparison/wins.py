@@ -206,7 +206,7 @@ def _best(rows: Sequence[Row], by: Deciding) -> Row:
 
 
 def _chosen(rows: Sequence[Row], against: str | int) -> Row:
-    matches = _called(rows, against)
+    matches = rows_called(rows, against)
     typed = f"report.against={against}"
     if not matches:
         hint = did_you_mean(str(against), [*dict.fromkeys(row.model for row in rows)])
@@ -225,7 +225,7 @@ def _chosen(rows: Sequence[Row], against: str | int) -> Row:
     return matches[0]
 
 
-def _called(rows: Sequence[Row], against: str | int) -> list[Row]:
+def rows_called(rows: Sequence[Row], against: str | int) -> list[Row]:
     """Return the rows of that label; if there is none, of that model; or with that job."""
     if isinstance(against, int):
         return [row for row in rows if any(run.job == against for run in row.runs)]
