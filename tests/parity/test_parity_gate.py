@@ -15,7 +15,7 @@ from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.modes.train import run
 from elman.ops.channel import custom_op
-from elman.parity import gate
+from elman.parity import gate, source
 from elman.parity.source import package_sources
 from elman.runs.prepared import PreparedRun
 
@@ -93,8 +93,12 @@ def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(custom_op.KERNELS, "cpu", replace(kernels, backward=changed))
 
 
-def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records: Path) -> None:
-    first, second = train(), train(folder="second")
+def test_a_kernel_is_checked_once_and_the_result_says_so(
+    train, checks, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train()
+    with caplog.at_level("INFO", "elman.parity"):
+        second = train(folder="second")
     assert checks == ["fp32"]
     said = "checking the cpu kernel of e61 with these options against the reference, once (sec"
     assert said in first.said
@@ -105,6 +109,30 @@ def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records:
     assert 0 < parity["worst_share_of_tolerance"] < 1
     (marker,) = records.glob("e61-cpu-*.json")
     assert json.loads(marker.read_text())["status"] == "ok"
+    reused = f"e61: not checked again, its cpu kernel has passed ({parity['passed']}, {marker})"
+    assert reused in caplog.text
+    assert second.result["norm_parity"] == first.result["norm_parity"]
+
+
+def test_trials_of_a_rate_are_checked_once_and_a_changed_source_once_more(
+    train, checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, rate in enumerate(("1e-4", "3e-4", "1e-3")):
+        train(f"optim.lr={rate}", f"train.seed={number}", folder=f"trial {number}")
+    assert len(checks) == 1
+    monkeypatch.setattr(source, "all_sources", lambda: "changed")
+    for number in range(2):
+        train(folder=f"changed {number}")
+    assert len(checks) == 2
+
+
+def test_another_driver_is_another_condition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_DRIVER", tmp_path / "version")
+    assert source._driver() == ""
+    (tmp_path / "version").write_text("NVRM version: 550.54.15\nGCC version: 12\n")
+    assert source._driver() == "NVRM version: 550.54.15"
 
 
 def test_the_check_changes_nothing_of_the_run(train) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -31,6 +32,7 @@ from elman.parity.source import package_sources, proof_conditions
 from elman.sections.model import ModelConfig
 
 SEED = 42
+_log = logging.getLogger("elman.parity")
 
 
 class ParityError(Exception):
@@ -179,11 +181,15 @@ def _marker(cell: str, backend: str, conditions: dict[str, Any]) -> Path:
 
 
 def _recalled(marker: Path) -> dict[str, Any] | None:
+    """Return what an earlier check found under the same conditions, and log which one it was."""
     try:
         known = json.loads(marker.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        parity = known["parity"]
+        what = f"{known['cell']}: not checked again, its {parity['backend']} kernel has passed"
+        _log.info("%s (%s, %s)", what, parity["passed"], marker)
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged
         return None
-    return known["parity"] if isinstance(known, dict) and "parity" in known else None
+    return dict(parity)
 
 
 def _remember(marker: Path, proof: Proof, conditions: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from elman.kernels.triton_version import triton_version
 
 # Python sources that decide what a kernel computes and how it is called.
 _PACKAGES = ("kernels", "ops", "models", "parity")
+_DRIVER = Path("/proc/driver/nvidia/version")
 _SUFFIXES = frozenset({".py", ".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu"})
 
 
@@ -71,9 +72,17 @@ def proof_conditions() -> dict[str, str]:
         device = torch.device("cuda")
         major, minor = torch.cuda.get_device_capability(device)
         conditions |= {"gpu": device_name(device), "architecture": f"sm_{major}{minor}"}
-        conditions["nvrtc"] = _nvrtc()
+        conditions |= {"nvrtc": _nvrtc(), "driver": _driver()}
     conditions["triton"] = triton_version() or "none"
     return conditions
+
+
+def _driver() -> str:
+    """Return what the kernel of the system says of NVIDIA's driver; no word if it says nothing."""
+    try:
+        return _DRIVER.read_text().partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def _nvrtc() -> str:
