@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elman.cli.main import main
+from tests.modes.forked import Commands
 from tests.small_run import Elman, elman_said
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Return what starts commands as processes without the time of their imports."""
+    made = Commands()
+    yield made
+    made.close()
 
 
 @pytest.fixture

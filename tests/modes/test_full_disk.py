@@ -7,9 +7,8 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
 from elman.training import loop, recorder
 from elman.training.checkpoints import store
+from tests.modes.forked import Commands, ForkedCommand
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG]
 TINY = (
@@ -63,13 +63,24 @@ def fill(place: Path) -> Path:
     return filler
 
 
-def start(place: Path, text_file: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "elman", f"data.path={text_file}", *TINY, *overrides]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, stdout=pipe, stderr=pipe, text=True)
+Start = Callable[..., ForkedCommand]
 
 
-def wait_for(place: Path, pattern: str, process: subprocess.Popen[str]) -> Path:
+@pytest.fixture
+def start(small_disk: Path, text_file: Path, commands: Commands) -> Iterator[Start]:
+    """Return a function that starts the tiny run on the small disk."""
+    started: list[ForkedCommand] = []
+
+    def run(*overrides: str) -> ForkedCommand:
+        started.append(commands.start(small_disk, f"data.path={text_file}", *TINY, *overrides))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+
+
+def wait_for(place: Path, pattern: str, process: ForkedCommand) -> Path:
     """Wait until a path below the disk is there, and return it."""
     deadline = time.monotonic() + 180
     while not (found := list(place.glob(pattern))):
@@ -85,10 +96,10 @@ def of(place: Path, name: str) -> str:
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_folder(
-    small_disk: Path, text_file: Path
+    small_disk: Path, start: Start
 ) -> None:
     filler = fill(small_disk)
-    _, said = start(small_disk, text_file, "train.steps=3").communicate(timeout=180)
+    _, said = start("train.steps=3").communicate(timeout=180)
     assert re.fullmatch(
         rf"elman: error: {small_disk}/outputs/.*: cannot be written \(No space left on device\); "
         r"free some space there, or name a folder on another disk with hydra\.run\.dir=<folder>\n",
@@ -98,11 +109,11 @@ def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_folder(
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step(
-    small_disk: Path, text_file: Path
+    small_disk: Path, start: Start
 ) -> None:
     filler = fill(small_disk)
     os.truncate(filler, filler.stat().st_size - 1_500_000)
-    run = start(small_disk, text_file, "train.steps=3", "model.depth=4", "model.n_heads=8")
+    run = start("train.steps=3", "model.depth=4", "model.n_heads=8")
     _, said = run.communicate(timeout=180)
     last = said.splitlines()[-1]
     assert run.returncode == 2, said
@@ -110,10 +121,8 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     assert list(small_disk.iterdir()) == [filler]
 
 
-def test_a_disk_that_fills_up_and_is_cleared_loses_nothing(
-    small_disk: Path, text_file: Path
-) -> None:
-    run = start(small_disk, text_file, "train.steps=400", "train.save_every=40")
+def test_a_disk_that_fills_up_and_is_cleared_loses_nothing(small_disk: Path, start: Start) -> None:
+    run = start("train.steps=400", "train.save_every=40")
     wait_for(small_disk, "outputs/*/*/checkpoints/step-0000040", run)
     filler = fill(small_disk)
     time.sleep(1)
@@ -131,9 +140,9 @@ def test_a_disk_that_fills_up_and_is_cleared_loses_nothing(
 
 
 def test_a_disk_that_stays_full_costs_the_weights_and_not_the_result(
-    small_disk: Path, text_file: Path
+    small_disk: Path, start: Start
 ) -> None:
-    run = start(small_disk, text_file, "train.steps=300", "train.save_every=40")
+    run = start("train.steps=300", "train.save_every=40")
     saved = wait_for(small_disk, "outputs/*/*/checkpoints/step-0000040", run)
     fill(small_disk)
     said = "".join(run.communicate(timeout=120))

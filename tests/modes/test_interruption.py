@@ -24,6 +24,7 @@ from elman.launchers.interrupts import Interrupts
 from elman.training import loop
 from elman.training.suspension import Suspension
 from elman.training.training_state import TrainingState
+from tests.modes.forked import Commands, ForkedCommand
 
 TINY = (
     "model.dim=128",
@@ -37,22 +38,32 @@ TINY = (
     "log.every=1",
     "log.tensorboard=false",
 )
-Start = Callable[..., subprocess.Popen[str]]
+# One that is started anew, or a fork of a process that has imported torch.
+Process = subprocess.Popen[str] | ForkedCommand
+Start = Callable[..., Any]
 
 
 @pytest.fixture
-def start(tmp_path: Path, text_file: Path) -> Iterator[Start]:
-    """Return a function that starts ``elman`` with the tiny run in the test's folder."""
-    processes: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path, text_file: Path, commands: Commands) -> Iterator[Start]:
+    """Return a function that starts ``elman`` with the tiny run in the test's folder.
 
-    def run(*overrides: str, **pipes: Any) -> subprocess.Popen[str]:
+    It is a fork, unless how the process is started matters: then ``pipes`` says it.
+    """
+    processes: list[Process] = []
+
+    def run(*overrides: str, **pipes: Any) -> Process:
         named = {override.split("=")[0] for override in overrides}
         tiny = [setting for setting in TINY if setting.split("=")[0] not in named]
-        command = [sys.executable, "-m", "elman", f"data.path={text_file}", *tiny, *overrides]
+        arguments = [f"data.path={text_file}", *tiny, *overrides]
         if any(override.startswith(("train.resume=", "mode=eval")) for override in overrides):
-            command = [sys.executable, "-m", "elman", *overrides]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
-        process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
+            arguments = [*overrides]
+        process: Process
+        if pipes:
+            command = [sys.executable, "-m", "elman", *arguments]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
+            process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
+        else:
+            process = commands.start(tmp_path, *arguments)
         processes.append(process)
         return process
 
@@ -74,7 +85,7 @@ def steps_recorded(run: Path | None) -> int:
     return path.read_text().count('"kind": "step"') if path and path.exists() else 0
 
 
-def wait_for_steps(folder: Path, process: subprocess.Popen[str], count: int) -> Path:
+def wait_for_steps(folder: Path, process: Process, count: int) -> Path:
     """Wait until the run has recorded ``count`` steps, and return its folder."""
     deadline = time.monotonic() + 180
     while steps_recorded(run := only_run(folder)) < count:
@@ -85,7 +96,7 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], count: int) -> 
     return run
 
 
-def reads(process: subprocess.Popen[str], file: Path) -> bool:
+def reads(process: Process, file: Path) -> bool:
     """Whether a process has a file open, or in its memory."""
     place = Path("/proc", str(process.pid))
     with suppress(OSError):  # one is closed meanwhile
