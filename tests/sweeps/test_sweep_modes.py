@@ -28,6 +28,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
         printed: list[Any] = []
         module, table = ModuleType("elman.modes.train"), ModuleType("a_table")
         module.run = run  # type: ignore[attr-defined]
+        module.prepare_ahead = lambda config: None  # type: ignore[attr-defined]
         table.show = lambda *arguments: printed.append(arguments)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "elman.modes.train", module)
         monkeypatch.setitem(sys.modules, "a_table", table)

@@ -24,6 +24,10 @@ SECONDS = float(os.environ.get("STUB_SECONDS", "0"))
 NOTES = os.environ.get("STUB_NOTES")
 
 
+def prepare_ahead(config: RunConfig) -> None:
+    """Do nothing: a stub has nothing to prepare."""
+
+
 def run(job: PreparedRun) -> ExitStatus:
     """Say what was handed over, then end."""
     config, folder = job.config, job.folder
