@@ -31,7 +31,7 @@ from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.stacked import stacked_plan
 from elman.ops.tape.op import dual_memory
 from elman.ops.tape.recurrences import CELLS as TAPE
-from tests.emulation import channel_mutations, emulator, mutations, stretches
+from tests.emulation import channel_faults, emulator, matrix_faults, stretches
 from tests.emulation.test_add_norm_emulation import BF16, draw, emulate, everything
 
 # Sources under csrc, old text, new text: reads or writes beside a tensor.
@@ -53,16 +53,16 @@ Library = emulator.Library
 
 def matrix(library: Library, thorough: bool) -> None:
     """Run plans with padding and several row tiles."""
-    for plan in mutations.PLANS if thorough else ("e88",):
-        for case in mutations.CASES if thorough else mutations.CASES[:1]:
-            mutations.results(plan, case, 10, library, seed=1, frame=0)
+    for plan in matrix_faults.PLANS if thorough else ("e88",):
+        for case in matrix_faults.CASES if thorough else matrix_faults.CASES[:1]:
+            matrix_faults.results(plan, case, 10, library, seed=1, frame=0)
 
 
 def channel(library: Library, thorough: bool) -> None:
     """Run a width with lanes that have no channel, from numbers in the middle of a word too."""
-    for case in channel_mutations.CASES if thorough else ("odd",):
-        for plan in (channel_mutations.PLAN, channel_mutations.ROWS):
-            channel_mutations._results(case, library, plan)
+    for case in channel_faults.CASES if thorough else ("odd",):
+        for plan in (channel_faults.PLAN, channel_faults.ROWS):
+            channel_faults.results(case, library, plan)
 
 
 def add_norm(library: Library, thorough: bool) -> None:
@@ -77,8 +77,8 @@ def cpu_matrix(library: Library, thorough: bool) -> None:
     """Run rows and columns that are no whole vectors, and steps that are no whole segment."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(4)
-    for name in mutations.PLANS if thorough else ("e88",):
-        cell, options = mutations.PLANS[name]
+    for name in matrix_faults.PLANS if thorough else ("e88",):
+        cell, options = matrix_faults.PLANS[name]
         for n, time, batch in ((5, 33, 3), (20, 7, 1), (37, 40, 2)) if thorough else ((5, 33, 3),):
             plan = stacked_plan(cell, 3, n, n, **options)
             end = max(place.start + 3 * plan.width(role) for role, place in plan.roles)
@@ -95,7 +95,7 @@ def cpu_channel(library: Library, thorough: bool) -> None:
     """Run channels that are no whole vectors."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(4)
-    plan = channel_mutations.PLAN
+    plan = channel_faults.PLAN
     for width, time in ((37, 35), (3, 1), (29, 64)) if thorough else ((37, 35),):
         source = torch.randn(3, time, 80 + width, generator=generator).requires_grad_()
         parameters = {

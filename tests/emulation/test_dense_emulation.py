@@ -16,18 +16,8 @@ from elman.ops.dense.cuda.stepwise import StepConfig
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_emulator, emulator
-from tests.ops.dense import test_dense_resets as resets_tests
-from tests.ops.dense.test_dense_kernels import (
-    EMULATED,
-    SIZES,
-    Leaves,
-    call,
-    check,
-    draw,
-    everything,
-    wanted,
-)
-from tests.ops.dense.test_dense_resets import resets_of
+from tests.ops.dense.dense_cases import EMULATED, SIZES, Leaves, arguments, call, draw, resets_of
+from tests.ops.recurrent import DENSE, check, check_drops, check_nan
 
 pytestmark = pytest.mark.compiler
 
@@ -75,8 +65,8 @@ def pulls_of(outputs: tuple[Tensor, ...], dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("size", ["one-thread", "one-row-one-step", "rank-1"])
 def test_fp32_outputs_and_gradients_are_the_references(step: str, size: str) -> None:
     """An odd number of channels, so that every thread has one."""
-    found = everything(step, draw(step, size, torch.float32), "cuda")
-    check(found, wanted(step, size), FP32)
+    found = DENSE.everything(step, draw(step, size, torch.float32), "cuda")
+    check(found, DENSE.reference(step, size), FP32)
 
 
 @STEPS
@@ -106,15 +96,15 @@ def check_narrow(step: str, leaves: Leaves, exact: Leaves) -> None:
 @SOME
 @pytest.mark.parametrize("size", ["even", "wide"])
 def test_many_channels_and_two_of_a_thread(step: str, size: str) -> None:
-    found = everything(step, draw(step, size, torch.float32), "cuda")
-    check(found, wanted(step, size), FP32)
+    found = DENSE.everything(step, draw(step, size, torch.float32), "cuda")
+    check(found, DENSE.reference(step, size), FP32)
 
 
 @pytest.mark.parametrize("step", ["tanh", "slstm"])
 @pytest.mark.parametrize("size", ["even-heads", "odd-heads", "one-head"])
 def test_heads_are_the_references(step: str, size: str) -> None:
-    found = everything(step, draw(step, size, torch.float32), "cuda")
-    check(found, wanted(step, size), FP32)
+    found = DENSE.everything(step, draw(step, size, torch.float32), "cuda")
+    check(found, DENSE.reference(step, size), FP32)
 
 
 @pytest.mark.parametrize("step", ["tanh", "slstm"])
@@ -122,20 +112,22 @@ def test_heads_in_bf16_and_with_resets(step: str) -> None:
     leaves = narrowed(step, "even-heads")
     check_narrow(step, leaves, wanted_of_narrowed(step, "even-heads"))
     leaves = draw(step, "even-heads", torch.float32)
-    found = everything(step, leaves, "cuda", resets=resets_of(leaves))
-    check(found, resets_tests.wanted(step, "even-heads"), FP32)
+    found = DENSE.everything(step, leaves, "cuda", resets=resets_of(leaves))
+    check(found, DENSE.reference(step, "even-heads", resets=True), FP32)
 
 
 @SOME
-@pytest.mark.parametrize("reached", ["output", "last"])
-def test_a_gradient_may_reach_one_output_alone(step: str, reached: str) -> None:
-    found = everything(step, draw(step, "even", torch.float32), "cuda", reached)
-    check(found, wanted(step, "even", reached), FP32)
+@pytest.mark.parametrize("reached", [slice(0, 1), slice(1, None)], ids=["states", "last"])
+def test_a_gradient_may_reach_one_output_alone(step: str, reached: slice) -> None:
+    found = DENSE.everything(step, draw(step, "even", torch.float32), "cuda", reached)
+    check(found, DENSE.reference(step, "even", reached), FP32)
 
 
 @SOME
 def test_repeats_agree_to_the_bit(step: str) -> None:
-    first, second = (everything(step, draw(step, "even", torch.float32), "cuda") for _ in range(2))
+    first, second = (
+        DENSE.everything(step, draw(step, "even", torch.float32), "cuda") for _ in range(2)
+    )
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
@@ -157,7 +149,7 @@ def test_sequences_may_lie_apart_and_begin_anywhere(step: str) -> None:
         room = torch.zeros(*whole.shape[:2], whole.shape[2] + 3)
         room[..., 1:-2] = whole
         leaves[name] = room[..., 1:-2].requires_grad_()
-    check(everything(step, leaves, "cuda"), wanted(step, "even"), FP32)
+    check(DENSE.everything(step, leaves, "cuda"), DENSE.reference(step, "even"), FP32)
 
 
 @SOME
@@ -183,12 +175,7 @@ def test_a_sequence_in_two_calls_is_the_same_sequence(step: str) -> None:
 def test_it_is_a_good_operator(step: str) -> None:
     """Shapes and dtypes of fake tensors are those of the real ones, bf16 beside fp32."""
     leaves = narrowed(step, "even-low-rank")
-
-    def of(*words: str) -> list[Tensor]:
-        return [leaf for name, leaf in leaves.items() if name.split()[0] in words]
-
-    state = torch.stack(of("state")).detach()
-    given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, None)
+    given = arguments(step, leaves, None)
     torch.library.opcheck(custom_op.DENSE.operator, (step, "cuda", True, *given))
 
 
@@ -199,8 +186,8 @@ def test_it_is_a_good_operator(step: str) -> None:
 @pytest.mark.parametrize("size", ["one-thread", "even", "rank-1"])
 def test_with_resets_they_are_the_references(step: str, size: str) -> None:
     leaves = draw(step, size, torch.float32)
-    found = everything(step, leaves, "cuda", resets=resets_of(leaves))
-    check(found, resets_tests.wanted(step, size), FP32)
+    found = DENSE.everything(step, leaves, "cuda", resets=resets_of(leaves))
+    check(found, DENSE.reference(step, size, resets=True), FP32)
 
 
 @SOME
@@ -222,33 +209,28 @@ def test_with_resets_bf16_in_and_out(step: str) -> None:
 
 @SOME
 def test_a_reset_before_the_first_step_drops_the_given_state(step: str) -> None:
-    resets_tests.check_drops(step, "cuda", "even")
+    check_drops(DENSE, step, "cuda", "even")
 
 
 @SOME
 @pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
 def test_nan_of_a_document_stays_in_it(step: str, first: bool) -> None:
-    resets_tests.check_nan(step, "cuda", first, "even")
+    check_nan(DENSE, step, "cuda", "even", first=first)
 
 
 @SOME
 def test_no_reset_in_resets_has_the_bits_of_none(step: str) -> None:
     leaves = narrowed(step, "even")
     none = torch.zeros(leaves["input 0"].shape[:2], dtype=torch.bool)
-    plain = everything(step, leaves, "cuda")
-    found = everything(step, leaves, "cuda", resets=none)
+    plain = DENSE.everything(step, leaves, "cuda")
+    found = DENSE.everything(step, leaves, "cuda", resets=none)
     assert all(torch.equal(tensor, found[name]) for name, tensor in plain.items())
 
 
 @SOME
 def test_with_resets_it_is_a_good_operator(step: str) -> None:
     leaves = narrowed(step, "even-low-rank")
-
-    def of(*words: str) -> list[Tensor]:
-        return [leaf for name, leaf in leaves.items() if name.split()[0] in words]
-
-    state = torch.stack(of("state")).detach()
-    given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, resets_of(leaves))
+    given = arguments(step, leaves, resets_of(leaves))
     torch.library.opcheck(custom_op.DENSE.operator, (step, "cuda", True, *given))
 
 
@@ -259,8 +241,8 @@ def test_with_resets_it_is_a_good_operator(step: str) -> None:
 @SOME
 def test_the_gradient_of_a_matrix_is_not_stored_transposed(step: str, backend: str) -> None:
     """Of the right norm either way; that of U of the GRU, and of the first block of R."""
-    leaves, exact = draw(step, "even", torch.float32), wanted(step, "even")
-    found = everything(step, leaves, backend)
+    leaves, exact = draw(step, "even", torch.float32), DENSE.reference(step, "even")
+    found = DENSE.everything(step, leaves, backend)
     width = EMULATED["even"][2]
     for name in {"d matrix", "d extra"} & set(found):
         right, block = exact[name][:width], found[name][:width].double()
@@ -273,7 +255,7 @@ def test_the_gradient_of_a_matrix_is_not_stored_transposed(step: str, backend: s
 def test_gates_are_those_of_their_own_row(step: str, backend: str) -> None:
     """The gradients of a batch are those of its rows alone."""
     leaves = draw(step, "even", torch.float32)
-    together = everything(step, leaves, backend, "output")
+    together = DENSE.everything(step, leaves, backend, slice(1))
     generator = torch.Generator().manual_seed(2)
     pull = torch.randn(together["out 0"].shape, dtype=torch.float64, generator=generator).float()
     for row in range(EMULATED["even"][0]):

@@ -33,9 +33,9 @@ from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import tile_config_of
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
-from tests.emulation import channel_mutations, emulator
+from tests.emulation import channel_faults, emulator
 from tests.emulation.far import BEYOND, room, spread
-from tests.emulation.mutations import _in_process, edited
+from tests.emulation.faults import edited, in_process
 from tests.emulation.stretches import declare, of_add_norm, of_channel, of_matrix
 
 FP32 = torch.float32
@@ -294,10 +294,10 @@ def channel_results(
     library: Library,
     far: bool,
     steps_apart: bool = False,
-    plan: Plan = channel_mutations.PLAN,
+    plan: Plan = channel_faults.PLAN,
 ) -> list[Tensor]:
     """Run the last warps of a batch both ways."""
-    channels, steps, tuning = 37, 19, channel_mutations.SHORT
+    channels, steps, tuning = 37, 19, channel_faults.SHORT
     segments = math.ceil(steps / tuning.steps)
     batch = 2 * math.ceil(BEYOND / (2 * channels)) + 2 if far else 2
     generator = torch.Generator().manual_seed(5)
@@ -355,7 +355,7 @@ ENGINES = {
     "add_norm": norm_results,
     "matrix": matrix_results,
     "channel": channel_results,
-    "channel rows": functools.partial(channel_results, plan=channel_mutations.ROWS),
+    "channel rows": functools.partial(channel_results, plan=channel_faults.ROWS),
 }
 
 
@@ -394,7 +394,7 @@ def test_an_offset_in_32_bits_is_noticed(fault, tmp_path: Path) -> None:
     engine, file, old, new = FAULTS[fault]
     library = functools.partial(_faulty, tmp_path, f"{FOLDERS[engine]}/{file}", old, new)
     near(engine)
-    assert _in_process(differs, (engine, library)) != ""
+    assert in_process(differs, engine, library) != ""
 
 
 def _faulty(folder: Path, file: str, old: str, new: str, text: str) -> ctypes.CDLL:

@@ -15,7 +15,7 @@ from elman.kernels.nvrtc import Unit
 from elman.ops.matrix_state.slots import cuda, custom_op
 from elman.ops.matrix_state.slots.abi import SlotsArgs
 from tests.emulation import emulator
-from tests.emulation.mutations import _in_process, noticed
+from tests.emulation.faults import in_process, noticed
 from tests.emulation.stretches import declare, of_slots
 from tests.ops.matrix_state.test_slots import NAMES, check, draw, everything, mask, nothing_passes
 
@@ -143,7 +143,7 @@ def _run(folder: Path, what: str) -> str:
     "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in EDITS]
 )
 def test_a_planted_fault_is_noticed(what, tmp_path: Path) -> None:
-    said = str(_in_process(_run, (tmp_path, what)))
+    said = in_process(_run, tmp_path, what)
     assert noticed(said), said
     assert said != "crash"
 

@@ -37,39 +37,33 @@ def test_every_cell_is_here() -> None:
 
 @cases
 @pytest.mark.parametrize("batch", [1, 9])
-@pytest.mark.parametrize(
-    "lengths",
-    [(1,) * 7, (3, 4), (2, 1, 4)],
-    ids=lambda lengths: "+".join(map(str, lengths)),
-)
-def test_chunks_with_carried_state_equal_the_whole(case, batch, lengths) -> None:
+def test_chunks_with_carried_state_equal_the_whole(case, batch) -> None:
     """Single steps, as in generation, too; the convolution's history included."""
     layer = build(case, dtype=torch.float64)
-    x = torch.randn(batch, sum(lengths), DIM, dtype=torch.float64)
+    x = torch.randn(batch, 7, DIM, dtype=torch.float64)
     whole, final = layer(x)
-    state, parts = None, []
-    for piece in x.split(lengths, dim=1):
-        y, state = layer(piece, state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, **EXACT)
-    assert state.keys() == final.keys()
-    for name in final:
-        torch.testing.assert_close(state[name], final[name], **EXACT)
+    for lengths in ((1,) * 7, (3, 4), (2, 1, 4)):
+        state, parts = None, []
+        for piece in x.split(lengths, dim=1):
+            y, state = layer(piece, state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, **EXACT)
+        torch.testing.assert_close(dict(state), dict(final), **EXACT)
 
 
 @cases
-@pytest.mark.parametrize(("batch", "steps"), [(5, 2), (5, 1), (2, 5)], ids="{}".format)
-def test_rows_do_not_meet_whatever_the_shape(case, batch, steps) -> None:
+def test_rows_do_not_meet_whatever_the_shape(case) -> None:
     """The original E23 took [B, T, d] for [T, B, d] where B > T."""
     layer = build(case, dtype=torch.float64)
-    x = torch.randn(batch, steps, DIM, dtype=torch.float64)
-    y, state = layer(x)
-    assert y.shape == x.shape
-    for row in range(batch):
-        alone, alone_state = layer(x[row : row + 1])
-        torch.testing.assert_close(alone[0], y[row], **EXACT)
-        for name in state:
-            torch.testing.assert_close(alone_state[name][0], state[name][row], **EXACT)
+    for batch, steps in ((5, 2), (5, 1), (2, 5)):
+        x = torch.randn(batch, steps, DIM, dtype=torch.float64)
+        y, state = layer(x)
+        assert y.shape == x.shape
+        for row in range(0, batch, batch - 1):  # the first and the last
+            alone, alone_state = layer(x[row : row + 1])
+            torch.testing.assert_close(alone[0], y[row], **EXACT)
+            for name in state:
+                torch.testing.assert_close(alone_state[name][0], state[name][row], **EXACT)
 
 
 @cases
@@ -106,18 +100,17 @@ def test_gradcheck_of_input_state_and_parameters(case) -> None:
 
 
 @cases
-@pytest.mark.parametrize("steps", [1, 5])
-def test_segments_equal_the_plain_loop(case, steps, monkeypatch) -> None:
+def test_segments_equal_the_plain_loop(case, monkeypatch) -> None:
     layer = build(case, dtype=torch.float64)
-    x = torch.randn(2, steps, DIM, dtype=torch.float64)
-    results = []
-    for limit in (10**9, 0):
-        monkeypatch.setattr(scan, "SAVED_STATES_LIMIT", limit)
-        y, state = layer(x)
-        loss = y.square().sum() + sum(tensor.sin().sum() for tensor in state.values())
-        results.append([y, *torch.autograd.grad(loss, list(trained(layer).values()))])
-    for kept, recomputed in zip(*results, strict=True):
-        torch.testing.assert_close(recomputed, kept, **EXACT)
+    for steps in (1, 5):
+        x = torch.randn(2, steps, DIM, dtype=torch.float64)
+        results = []
+        for limit in (10**9, 0):
+            monkeypatch.setattr(scan, "SAVED_STATES_LIMIT", limit)
+            y, state = layer(x)
+            loss = y.square().sum() + sum(tensor.sin().sum() for tensor in state.values())
+            results.append([y, *torch.autograd.grad(loss, list(trained(layer).values()))])
+        torch.testing.assert_close(results[1], results[0], **EXACT)
 
 
 @cases
@@ -147,18 +140,19 @@ def test_a_bf16_layer_holds_its_state_in_fp32(case) -> None:
 
 
 @cases
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_a_layer_that_is_cast_is_the_layer_of_that_dtype(case, dtype) -> None:
+def test_a_layer_that_is_cast_is_the_layer_of_that_dtype(case) -> None:
     """Whatever makes a state, such as E23's tape, stays as wide as the state."""
-    layer, made = build(case), build(case, dtype=dtype)
-    made.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 3, DIM, dtype=dtype)
-    wanted, wanted_state = made(x)
-    y, state = layer.to(dtype)(x)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=0)
-    torch.testing.assert_close(dict(state), dict(wanted_state), rtol=0, atol=0)
-    layer(x, state)
-    layer.float()(x.float())
+    layer = build(case)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        made = build(case, dtype=dtype)
+        made.load_state_dict(layer.state_dict())
+        x = torch.randn(2, 3, DIM, dtype=dtype)
+        wanted, wanted_state = made(x)
+        y, state = layer.to(dtype)(x)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(dict(state), dict(wanted_state), rtol=0, atol=0)
+        layer(x, state)
+        layer.float()(x.float())
 
 
 @cases
@@ -266,7 +260,7 @@ def test_the_loss_falls_through_the_mixer_alone(case) -> None:
     # Clones: the optimizer writes in place.
     before = {name: p.detach().clone() for name, p in trained(layer).items()}
     text = b"the quick brown fox jumps over the lazy dog; "
-    tokens = torch.tensor([list((text * 2)[i : i + 17]) for i in range(0, 40, 5)])
+    tokens = torch.tensor([list((text * 2)[i : i + 9]) for i in range(0, 40, 5)])
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.03)
     losses = []
     for _ in range(25):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.dense.op import dense_recurrence
-
-from .test_dense_kernels import call, draw
+from tests.ops.dense.dense_cases import call, draw
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 ROWS, STEPS, WIDTH = 3, 6, 5
