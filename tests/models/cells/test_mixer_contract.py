@@ -161,10 +161,10 @@ def test_the_meta_device_computes_shapes_alone(case) -> None:
     assert {n: p.shape for n, p in layer.state_dict().items()} == {
         n: p.shape for n, p in real.state_dict().items()
     }
-    y, state = layer(torch.randn(2, 3, DIM, device="meta"))
+    y, state = layer(torch.randn(2, 2, DIM, device="meta"))
     y.sum().backward()
-    _, wanted = real(torch.randn(2, 3, DIM))
-    assert y.shape == (2, 3, DIM)
+    _, wanted = real(torch.randn(2, 2, DIM))
+    assert y.shape == (2, 2, DIM)
     assert {n: s.shape for n, s in state.items()} == {n: s.shape for n, s in wanted.items()}
     with torch.device("meta"):
         assert all(p.is_meta for p in build(case).state_dict().values())
@@ -260,10 +260,10 @@ def test_the_loss_falls_through_the_mixer_alone(case) -> None:
     # Clones: the optimizer writes in place.
     before = {name: p.detach().clone() for name, p in trained(layer).items()}
     text = b"the quick brown fox jumps over the lazy dog; "
-    tokens = torch.tensor([list((text * 2)[i : i + 9]) for i in range(0, 40, 5)])
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.03)
+    tokens = torch.tensor([list((text * 2)[i : i + 7]) for i in range(0, 40, 5)])
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05)
     losses = []
-    for _ in range(25):
+    for _ in range(18):
         model.begin_step()
         loss, _ = model.loss(tokens)
         optimizer.zero_grad()
