@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from elman.report.comparison.frame import Frame, cross, half_width, mark, short
 from elman.report.comparison.ink import (
     COLORS,
     DARK_SHADES,
@@ -35,9 +36,7 @@ from elman.report.comparison.pictures import (
 )
 from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLVED, TaskCell, Tasks
 
-# On a narrow screen the type is larger in the units of the picture, and this much is needed.
-_WIDE_CHARACTER, _BETWEEN = 8.8, 11
-_LONGEST_NAME, _LONGEST_ENTRY, _MOST_NAME = 36, 60, 18
+_LONGEST_ENTRY, _MOST_NAME = 60, 18
 _LABEL_HEIGHT = 17
 # Of more curves the lines are thin, and of more points only those on a front have names.
 _MANY = 12
@@ -50,93 +49,6 @@ _LETTER, _SLOPE = 6.7, 35
 _TASK = {SOLVED: "solved", NOT_SOLVED: "unsolved", AT_CHANCE: "chance", NO_RESULT: "none"}
 # Of a legend below a figure: the height of a line, the width of a sample and of a letter.
 _ENTRY, _SAMPLE, _ENTRY_LETTER = 20, 26, 8.6
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The size of a picture, the margins around its axes, and the axes."""
-
-    x_axis: Axis
-    y_axis: Axis
-    width: int = 580
-    height: int = 340
-    left: int = 58
-    right: int = 18
-    top: int = 30
-    bottom: int = 48
-
-    def x(self, value: float) -> float:
-        """Return the horizontal place of a value."""
-        return self.left + self.x_axis.share(value) * (self.width - self.left - self.right)
-
-    def y(self, value: float) -> float:
-        """Return the vertical place of a value, limited to what SVG viewers can compute with."""
-        tall = self.height - self.top - self.bottom
-        place = self.height - self.bottom - self.y_axis.share(value) * tall
-        return min(max(place, -1000.0), 1000.0 + self.height)
-
-    def drawing(self, picture: Picture, shapes: Sequence[Shape]) -> Drawing:
-        """Return a picture with its grid; its facts give a script the linear axes."""
-        x, y = self.x_axis, self.y_axis
-        inside = (self.left, self.width - self.right, self.top, self.height - self.bottom)
-        facts = {
-            "data-ends": f"{x.low:.9g} {x.high:.9g} {y.low:.9g} {y.high:.9g}",
-            "data-box": " ".join(map(str, inside)),
-            "data-x": x.label,
-            "data-y": y.label,
-        }
-        every = [self._grid(), *shapes]
-        size = self.width, self.height
-        return Drawing(picture.name, picture.title, *size, every, inside, facts)
-
-    def _grid(self) -> Group:
-        bottom, right = self.height - self.bottom, self.width - self.right
-        shapes: list[Shape] = []
-        across = [(self.x(value), text) for value, text in self.x_axis.shown_ticks]
-        for place, text in _apart(across):
-            shapes.append(Path([[(place, self.top), (place, bottom)]]))
-            shapes.append(Text(place, bottom + 17, text, anchor="middle"))
-        for tick, text in self.y_axis.shown_ticks:
-            at = self.y(tick)
-            shapes.append(Path([[(self.left, at), (right, at)]]))
-            shapes.append(Text(self.left - 6, at + 4, text, anchor="end"))
-        shapes.append(Text(right, self.height - 10, self.x_axis.label, anchor="end"))
-        shapes.append(Text(4, 15, self.y_axis.label))
-        return Group(shapes, "grid")
-
-
-def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Return the ticks whose texts do not overlap, also where the type is large."""
-    apart: list[tuple[float, str]] = []
-    end = -1e9
-    for place, text in ticks:
-        half = _half_width(text)
-        if place - half > end:
-            apart.append((place, text))
-            end = place + half
-    return apart
-
-
-def _half_width(text: str) -> float:
-    """Return half of the room that a text in the middle of its place needs, with a gap."""
-    return (len(text) * _WIDE_CHARACTER + _BETWEEN) / 2
-
-
-def _short(name: str, most: int = _LONGEST_NAME) -> str:
-    """Return a name that is not too long for a picture; the whole name is in its tip."""
-    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def _mark(x: float, y: float, marks: Sequence[str]) -> list[Shape]:
-    """Return the dashed square around what was contended, slow, resumed or unequal."""
-    corners = [(x - 7, y - 7), (x + 7, y - 7), (x + 7, y + 7), (x - 7, y + 7), (x - 7, y - 7)]
-    return [Path([corners], "mark")] if marks else []
-
-
-def _cross(x: float, y: float) -> Path:
-    """Return the cross of a run that did not end well."""
-    down, up = [(x - 4, y - 4), (x + 4, y + 4)], [(x + 4, y - 4), (x - 4, y + 4)]
-    return Path([down, up], "cross")
 
 
 def draw(picture: Picture) -> Drawing:
@@ -178,8 +90,8 @@ def _curve(frame: Frame, curve: Curve, thin: str, *, dotted: bool) -> Group:
     if curve.ok:
         dots = [*dots[:-1], (*places[-1], 2.4)]
     shapes += [Circle(*dot) for dot in dots]
-    shapes += [] if curve.ok else [_cross(*places[-1])]
-    shapes += _mark(*places[-1], curve.marks)
+    shapes += [] if curve.ok else [cross(*places[-1])]
+    shapes += mark(*places[-1], curve.marks)
     return Group(shapes, "line", curve.row, curve.style)
 
 
@@ -214,13 +126,13 @@ def _point(frame: Frame, point: Point, height: float | None, measure: str) -> Gr
     label = Text(
         x - 8 if on_left else x + 8,
         (y if height is None else height) - 6,
-        f"{_short(point.name)}{' *' if point.marks else ''}",
+        f"{short(point.name)}{' *' if point.marks else ''}",
         "quiet" if height is None else "",
         "end" if on_left else "start",
     )
     shapes = [
         Path([[(left, y), (right, y)], [(x, low), (x, high)]]),
-        *_mark(x, y, point.marks),
+        *mark(x, y, point.marks),
         Circle(x, y, 4, "" if point.known else "hollow", point.full_name, text),
         label,
     ]
@@ -249,7 +161,7 @@ def _over_numbers(picture: OverNumbers) -> Drawing:
     for dot in sorted(picture.dots, key=lambda dot: dot.at):
         place = frame.x(dot.at[0])
         if dot.loss is None:
-            half = _half_width(dot.failed or dot.waits)
+            half = half_width(dot.failed or dot.waits)
             label = _words(dot, place, frame.top + 26, "middle", best=True)
             label, free = (label, place + half) if place - half > free else ([], free)
             shapes.append(_dot(dot, place, frame.top + 8, [], label))
@@ -272,7 +184,7 @@ def _over_names(picture: OverNames) -> Drawing:
     shapes: list[Shape] = []
     for place, name in picture.y.own_ticks:
         at = frame.top + _LINE_HEIGHT * place
-        shapes.append(Text(frame.left, at + 13, _short(name), "name"))
+        shapes.append(Text(frame.left, at + 13, short(name), "name"))
         rule = [(float(frame.left), at + _DOT_BELOW), (float(end), at + _DOT_BELOW)]
         shapes.append(Path([rule], "rule"))
     labeled: set[float] = set()
@@ -298,27 +210,27 @@ def _words(dot: Dot, x: float, y: float, anchor: str, *, best: bool = False) -> 
     words, css = dot.failed or dot.waits, "bad" if dot.failed else "wait"
     if dot.loss is not None:
         words, css = f"{'best: ' * dot.best}{dot.loss:.4f}", "best" if dot.best else "loss"
-    return [Text(x, y, _short(words), css, anchor)]
+    return [Text(x, y, short(words), css, anchor)]
 
 
 def _dot(dot: Dot, x: float, y: float, bar: Places, label: Sequence[Shape]) -> Group:
     """Return one row: a dot with its range, or a cross if nothing ended well, and its label."""
     shapes: list[Shape] = [Path([bar])] if bar else []
     shapes += [Circle(x, y, 8, "ring")] if dot.best else []
-    shapes += _mark(x, y, dot.marks)
+    shapes += mark(x, y, dot.marks)
     if dot.loss is None:
-        sign = _cross(x, y) if dot.failed else Circle(x, y, 3, "hollow")
+        sign = cross(x, y) if dot.failed else Circle(x, y, 3, "hollow")
         shapes.append(Group([sign], "bad", tip=dot.summary, at=(x, y)))
     else:
         shapes.append(Circle(x, y, 4, tip=dot.summary))
         # Some of its runs failed: a small cross beside the mean of the others.
-        shapes += [Group([_cross(x + 11, y)], "bad")] if dot.failed else []
+        shapes += [Group([cross(x + 11, y)], "bad")] if dot.failed else []
     return Group([*shapes, *label], "point", dot.row, dot.style)
 
 
 def _heat_map(picture: HeatMap) -> Drawing:
     """Return a cell for each pair of values; what failed is hatched and has its word."""
-    longest = max(len(_short(name, _MOST_NAME)) for _, name in picture.y.own_ticks)
+    longest = max(len(short(name, _MOST_NAME)) for _, name in picture.y.own_ticks)
     left = int(14 + _SIDE * longest)
     across = (580 - left - 18) / len(picture.x.own_ticks)
     down = min(44.0, max(18.0, across))
@@ -330,7 +242,7 @@ def _heat_map(picture: HeatMap) -> Drawing:
 
 def _short_names(axis: Axis) -> Axis:
     return replace(
-        axis, own_ticks=tuple((at, _short(name, _MOST_NAME)) for at, name in axis.own_ticks)
+        axis, own_ticks=tuple((at, short(name, _MOST_NAME)) for at, name in axis.own_ticks)
     )
 
 
@@ -345,7 +257,7 @@ def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) 
         words = f"{dot.loss:.3f}{'*' if dot.marks or dot.failed else ''}"
     shapes: list[Shape] = [Box(x - across / 2, y - down / 2, across, down, fill, own)]
     if across >= _NUMBER_WIDTH or dot.best:
-        shown = _short(words, max(3, int(across / 6.5)))
+        shown = short(words, max(3, int(across / 6.5)))
         shapes.append(Text(x, y + 4, shown, css, "middle"))
     kind = "cell best" if dot.best else "cell"
     return Group(shapes, kind, dot.row, tip=dot.summary, at=(x, y))
@@ -401,7 +313,7 @@ def with_legend(drawing: Drawing, lines: Lines) -> Drawing:
     entries = {curve.row: curve for curve in reversed(lines.curves)}
     if len(entries) > COLORS * DASHES:
         return drawing
-    names = {row: _short(curve.full_name, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
+    names = {row: short(curve.full_name, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
     wide = 2 * _SAMPLE + _ENTRY_LETTER * max(map(len, names.values()), default=0)
     across = max(1, int(drawing.width / wide))
     shapes: list[Shape] = []
