@@ -67,6 +67,8 @@ earlier versions have no digests.
 - **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
   (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,
   `tok/s>1000`). The plots then show these rows only.
+- **Each at its best** is there if the sweep was tuned: the order of the arms at the published
+  setting, at each one's best, and [how that was decided](verdict.md).
 - **Audit** says what was held equal between the rows, what was not, and what the files do not say;
   see [audit.md](audit.md). Terminal and `report.md` have it, too.
 - **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with

@@ -77,7 +77,7 @@ def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, _Home]) -> Ite
         return
     for home in {id(home): home for home in known}.values():
         own = [row.counted[0] for row, its in zip(rows, known, strict=True) if its is home]
-        texts = [*_restricted(own, home), _typed(seeds)]
+        texts = [*_restricted(own, home), seeds_override(seeds)]
         yield f"elman -m {pasteable('sweep.add', str(home.source.folder))} {shlex.join(texts)}"
 
 
@@ -97,7 +97,8 @@ def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
     return [*sorted(lacking), *range(first, first + more)][:more]
 
 
-def _typed(seeds: Sequence[int]) -> str:
+def seeds_override(seeds: Sequence[int]) -> str:
+    """Return the override that names some seeds."""
     if len(seeds) > _LISTED and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"{_SEED}=range({seeds[0]},{seeds[-1] + 1})"
     return f"{_SEED}={','.join(map(str, seeds))}"

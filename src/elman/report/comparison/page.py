@@ -60,6 +60,8 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import WAITS, Run, Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
+from elman.report.comparison.tuning import TITLE as TUNING_TITLE
+from elman.report.comparison.tuning import tuning_parts
 from elman.report.comparison.wins_text import wins_parts
 from elman.runs.state import RUNNING
 
@@ -89,6 +91,7 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield _tasks(report, pictures)
     yield Block("What was swept", _figures(pictures.swept))
     yield _table(report)
+    yield Block(TUNING_TITLE, tuning_parts(report.tuned))
     yield Block("Who wins", wins_parts(report.wins, report.rows))
     yield Block(AUDIT, report.audit.parts())
     yield _plots(report, pictures.curves)

@@ -26,6 +26,7 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import Run, Source, load_sources
 from elman.report.comparison.tasks import Tasks, make_tasks, styled
+from elman.report.comparison.tuned import TunedSweep, tuned_sweep
 from elman.report.comparison.wins import Wins, who_wins
 
 
@@ -56,6 +57,12 @@ class Report:
         records = tuple(self.published.records)
         subject = Subject(self.sources, self.rows, records, self.tasks, by, self.places)
         return audit_of(subject).allowing(self.allow)
+
+    @cached_property
+    def tuned(self) -> tuple[TunedSweep, ...]:
+        """What its tuned sweeps found."""
+        sweeps = map(tuned_sweep, self.sources)
+        return tuple(one for one in sweeps if one is not None)
 
     @cached_property
     def tasks(self) -> Tasks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -22,6 +22,8 @@ from elman.report.comparison.statistics import (
 )
 
 Outcome = Literal["leads", "worse", "not distinguishable", "no verdict"]
+ONE_SEED = "one seed, so its noise is unknown"
+"""Why an arm of one seed gets no verdict."""
 Goal = Literal["minimize", "maximize"]
 
 METHOD = (
@@ -185,7 +187,7 @@ def judge(arms: Sequence[Arm], goal: Goal = "minimize") -> Verdict:
     known.sort(key=lambda arm: sign * (arm.mean or 0.0))
     others = [_unjudged(arm) for arm in arms if all(arm is not one for one in known)]
     if len(known) < 2:
-        alone = [Standing(arm, "no verdict") for arm in known]
+        alone = [_unjudged(replace(arm, why_not="no other arm has a verdict")) for arm in known]
         return Verdict((*alone, *others), goal)
     differences = pooled([arm.scores for arm in known])
     places = [pair for pair in differences if pair[0] > pair[1]]
@@ -195,7 +197,7 @@ def judge(arms: Sequence[Arm], goal: Goal = "minimize") -> Verdict:
     for place, arm in enumerate(known[1:], 1):
         if (place, 0) not in levels:
             why = f"it has fewer than two seeds of {known[0].label}"
-            others.append(_unjudged(Arm(arm.label, arm.scores, why)))
+            others.append(_unjudged(replace(arm, why_not=why)))
             continue
         own = difference(*_shared(arm, known[0]))
         pair = Pair(differences[place, 0], own, *levels[place, 0])
@@ -209,8 +211,8 @@ def judge(arms: Sequence[Arm], goal: Goal = "minimize") -> Verdict:
 def _unjudged(arm: Arm) -> Standing:
     if arm.why_not:
         return Standing(arm, "no verdict")
-    why = "one seed, so its noise is unknown" if arm.scores else "no confirmed run"
-    return Standing(Arm(arm.label, arm.scores, why, arm.command), "no verdict")
+    why = ONE_SEED if arm.scores else "no confirmed run"
+    return Standing(replace(arm, why_not=why), "no verdict")
 
 
 def _shared(*arms: Arm) -> list[dict[int | None, float]]:

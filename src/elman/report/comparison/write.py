@@ -39,13 +39,15 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
+from elman.report.comparison.tuning import TUNING_COLUMNS, tuning_lines, tuning_markdown
 from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
 _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
 CSV_COLUMNS = {
     "kind": "model: one row of the table, over its seeds; run: one run of the row before it; "
-    "published: a figure that others published; difference: a number of a row against another row",
+    "published: a figure that others published; difference: a number of a row against another row; "
+    "arm: an arm of a tuned sweep",
     "set": "rows of one set are comparable; empty if no run counts",
     "model": "name of the model",
     "label": "the model and the settings that differ from the other rows",
@@ -80,6 +82,7 @@ CSV_COLUMNS = {
     "published": "of a row: the published loss, its suite and date",
     "definition": "of a published figure: the definition of its loss, and its caveat",
     **DIFFERENCE_COLUMNS,
+    **TUNING_COLUMNS,
 }
 """Columns of ``report.csv`` and what each holds."""
 
@@ -98,6 +101,7 @@ def _lines(report: Report) -> Iterator[dict[str, Any]]:
     for record in report.published.records:
         yield _published(record)
     yield from difference_lines(report.wins)
+    yield from tuning_lines(report.tuned)
 
 
 def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
@@ -189,7 +193,7 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
     tasks = report.tasks.in_words(report.published.records)
-    for part in (*tasks, *wins_markdown(report.wins)):
+    for part in (*tasks, *tuning_markdown(report.tuned), *wins_markdown(report.wins)):
         if isinstance(part, Command):
             parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
         else:

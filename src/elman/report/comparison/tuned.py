@@ -1,0 +1,239 @@
+"""What a tuned sweep found: each arm's trials, its confirmed runs, and the two verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from elman.base.quoting import pasteable
+from elman.report.comparison.conditions import conditions
+from elman.report.comparison.next_seeds import seeds_override
+from elman.report.comparison.runs import BEST, COMMON, WAITS, Run, Source
+from elman.report.comparison.verdict import ONE_SEED, Arm, Verdict, judge
+from elman.runs.state import RUNNING
+from elman.tuning.choice import best
+from elman.tuning.edges import Side, edges
+from elman.tuning.ranks import Pair, rank_correlation
+from elman.tuning.trials import Arm as TunedArm
+from elman.tuning.trials import Trial, Tuned, trials_of
+from elman.tuning.windows import Window, window
+
+# More seeds for an arm of one seed: with three an interval begins to be of use.
+_MORE_OF_ONE = 2
+# A wider range reaches so much farther.
+_WIDER = 10.0
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """One arm of a tuned sweep.
+
+    Args:
+        arm: The arm.
+        trials: Its trials.
+        first: Its best trial; None if none ended well.
+        windows: The window of each key that has an order.
+        edges: The keys whose best value is at an edge of what was tried, with the side.
+    """
+
+    arm: TunedArm
+    trials: tuple[Trial, ...]
+    first: Trial | None
+    windows: Mapping[str, Window]
+    edges: Mapping[str, Side]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How well trials put settings into the order that whole runs do.
+
+    Args:
+        same: Pairs of settings of one arm whose order is the same in both.
+        reverse: Pairs whose order is the reverse.
+        settings: How many settings were tried and confirmed.
+        rho: Spearman's rank correlation over the settings of all arms; None for too few.
+    """
+
+    same: int
+    reverse: int
+    settings: int
+    rho: float | None
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau over the pairs within arms; None without a pair.
+
+        Source: Kendall, "A new measure of rank correlation" (1938).
+        """
+        pairs = self.same + self.reverse
+        return (self.same - self.reverse) / pairs if pairs else None
+
+
+@dataclass(frozen=True)
+class TunedSweep:
+    """What a tuned sweep found.
+
+    Args:
+        source: Its folder.
+        tuned: Its tuning, as its folder records it.
+        arms: Its arms.
+        best: The verdict at each one's best setting.
+        common: The verdict at the published setting.
+        ranks: Whether trials order settings as whole runs do.
+    """
+
+    source: Source
+    tuned: Tuned
+    arms: tuple[ArmFacts, ...]
+    best: Verdict
+    common: Verdict
+    ranks: Ranks
+
+
+def tuned_sweep(source: Source) -> TunedSweep | None:
+    """Return what a sweep found; None if it was not tuned."""
+    tuned = trials_of(source.folder) if source.is_sweep else None
+    if tuned is None:
+        return None
+    at_edges = edges(tuned)
+    facts = tuple(_facts(arm, tuned, at_edges.get(arm.label, {})) for arm in tuned.arms)
+    return TunedSweep(
+        source,
+        tuned,
+        facts,
+        best=judge(_comparable(_arms(source, tuned, facts, BEST), source, BEST), tuned.goal),
+        common=judge(_comparable(_arms(source, tuned, facts, COMMON), source, COMMON), tuned.goal),
+        ranks=_ranks(tuned),
+    )
+
+
+def to_decide(sweep: TunedSweep) -> tuple[list[str], str]:
+    """Return the arms that more seeds would tell from the leader, and the command for those seeds.
+
+    Every arm gets them, because all arms tell the noise. The command is empty while the sweep runs.
+    """
+    pairs = {one.arm.label: one.pair for one in sweep.best.compared if one.pair is not None}
+    more = {label: pair.more_seeds for label, pair in pairs.items()}
+    known = {label: count for label, count in more.items() if count is not None}
+    if not known or sweep.source.living:
+        return [*known], ""
+    first = 1 + max(seed for one in sweep.best.compared for seed in one.arm.scores)
+    return [*known], _more_seeds(sweep.source, range(first, first + max(known.values())))
+
+
+def _more_seeds(source: Source, seeds: Sequence[int]) -> str:
+    add = pasteable("sweep.add", str(source.folder))
+    return f"elman -m {add} {seeds_override(seeds)}"
+
+
+def _facts(arm: TunedArm, tuned: Tuned, at_edges: Mapping[str, Side]) -> ArmFacts:
+    trials = tuned.of(arm.label)
+    windows = {
+        key: found
+        for key in tuned.bounds
+        if (found := window(trials, key, tuned.config.window, tuned.goal)) is not None
+    }
+    return ArmFacts(arm, tuple(trials), best(trials, tuned.goal), windows, at_edges)
+
+
+def _ranks(tuned: Tuned) -> Ranks:
+    found = rank_correlation(tuned)
+    by_arm: dict[str, list[Pair]] = {}
+    for pair in found.pairs:
+        by_arm.setdefault(pair.arm, []).append(pair)
+    signs = [
+        ((one.trial.score or 0.0) - (other.trial.score or 0.0)) * (one.confirmed - other.confirmed)
+        for pairs in by_arm.values()
+        for one, other in combinations(pairs, 2)
+    ]
+    same, reverse = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs)
+    return Ranks(same, reverse, len(found.pairs), found.rho)
+
+
+def confirmed_runs(source: Source, arm: str, phase: str) -> list[Run]:
+    """Return the runs of an arm at full budget, of its best setting or of its published one."""
+    return [
+        run
+        for run in source.runs
+        if run.tuning is not None
+        and run.tuning.arm == arm
+        and (run.tuning.phase == phase or (phase == COMMON and run.tuning.common))
+    ]
+
+
+def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -> list[Arm]:
+    found = []
+    for one in facts:
+        runs = confirmed_runs(source, one.arm.label, phase)
+        scores: dict[int, float] = {}
+        for run in runs:
+            score = getattr(run.result, tuned.score) if run.counts else None
+            if score is not None and run.seed is not None:
+                scores.setdefault(run.seed, float(score))
+        why, command = _why_not(source, one, runs, scores, phase)
+        found.append(Arm(one.arm.label, scores, why, command))
+    return found
+
+
+def _why_not(
+    source: Source, facts: ArmFacts, runs: Sequence[Run], scores: Mapping[int, float], phase: str
+) -> tuple[str, str]:
+    """Return why an arm gets no verdict, and what to type; two empty texts if it may get one."""
+    again = "" if source.living else f"elman -m {pasteable('sweep.resume', str(source.folder))}"
+    if not runs:
+        tried = "its trials have not ended" if facts.first else "no trial of it has ended well"
+        return (tried if phase == BEST else "it was not trained there"), again
+    waits = [run for run in runs if run.status in (*WAITS, RUNNING)]
+    if waits:
+        return f"{len(waits)} of its {len(runs)} confirmed runs have not ended", again
+    failed = [run for run in runs if not run.counts]
+    if failed:
+        ends = ", ".join(f"seed {run.seed}: {run.status}" for run in failed)
+        return f"{len(failed)} of its {len(runs)} confirmed runs failed ({ends})", again
+    if facts.edges and phase == BEST:
+        return _edge_words(facts), _wider(source, facts)
+    if len(scores) == 1:
+        first = max(scores) + 1
+        return ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
+    return "", ""
+
+
+def _edge_words(facts: ArmFacts) -> str:
+    sides = {"low": "lower", "high": "upper"}
+    ends = [f"the {sides[side]} edge of {key}" for key, side in facts.edges.items()]
+    return f"its best value is at {' and at '.join(ends)}, so a better one may lie beyond"
+
+
+def _wider(source: Source, facts: ArmFacts) -> str:
+    """Return the command of a sweep whose range reaches farther, for all arms alike."""
+    texts = []
+    for key, side in facts.edges.items():
+        value = facts.first.values.get(key) if facts.first is not None else None
+        if not isinstance(value, int | float) or not value:
+            return ""
+        farther = value * _WIDER if side == "high" else value / _WIDER
+        texts.append(f"tune.space.{key}.{side}={farther:g}")
+    return " ".join([source.command, *texts]) if source.command else ""
+
+
+def _comparable(arms: Sequence[Arm], source: Source, phase: str) -> list[Arm]:
+    """Take the verdict from arms whose runs have other conditions than most arms' runs."""
+    told = {
+        arm.label: conditions(confirmed_runs(source, arm.label, phase)[0])
+        for arm in arms
+        if arm.scores and not arm.why_not
+    }
+    sets = [tuple(one.values()) for one in told.values()]
+    if len(set(sets)) < 2:
+        return list(arms)
+    most = max(sets, key=sets.count)
+    found = []
+    for arm in arms:
+        own = told.get(arm.label, {})
+        differing = [
+            key for (key, value), usual in zip(own.items(), most, strict=False) if value != usual
+        ]
+        why = f"its runs have other conditions ({', '.join(differing)})" if differing else ""
+        found.append(replace(arm, why_not=why) if why else arm)
+    return found
