@@ -40,6 +40,7 @@ def test_one_suite_is_explained(elman_here: Elman, tmp_path: Path) -> None:
     assert (
         "optim=schedulefree_999 train.steps=2000 train.batch_size=32 train.chunk_size=512" in text
     )
+    assert "tuning every model at the published rate 3e-4, tuned for none: see tune=rates" in text
     assert "48,742,912 to 53,368,832 (9% apart); claims one size" in text
     runs = {row[0]: row for row in rows(output, 4)}
     assert runs["model=e0_512x19_e1.5_legacy"][1:3] == ["48,742,912", "cuda"]

@@ -153,6 +153,26 @@ def test_the_page_says_what_a_reader_must_know_of_the_suite(
     assert "**mine: two of mine.**" in (sweep.folder / "report.md").read_text()
 
 
+def test_page_and_markdown_say_that_no_rate_of_a_suite_was_tuned(
+    report: Report, tmp_path: Path
+) -> None:
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="quick_test")
+    sweep.job("model=mamba2_896x20_legacy")
+    sweep.job("model=e75h8n24")
+    report(sweep.folder)
+    for name in ("report.html", "report.md"):
+        line = "every model at the published rate 3e-4, tuned for none: see tune=rates"
+        assert line in (sweep.folder / name).read_text()
+
+
+def test_a_rate_that_was_typed_is_not_called_published(report: Report, tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="quick_test")
+    sweep.job("model=mamba2_896x20_legacy", "optim.lr=0.001")
+    report(sweep.folder)
+    text = (sweep.folder / "report.md").read_text()
+    assert "every model at the rate 1e-3, tuned for none: see tune=rates" in text
+
+
 @pytest.mark.parametrize("suite", ["e23_50m", "batch_scaling"])
 def test_the_time_of_a_step_stands_beside_the_published_one(
     report: Report, tmp_path: Path, suite: str

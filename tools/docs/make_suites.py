@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.config.catalog import listed_models
+from elman.config.suite_rates import tuning_of
 from elman.config.suites import Suite, load_suite, suite_names
 from elman.report.markdown import code, table
 from elman.report.tables.suites import (
@@ -115,7 +116,7 @@ def section(suite: Suite) -> str:
     """Return what the page says of one suite."""
     models = {one.name: one for one in listed_models(suite.models)}
     runs = [run_cells(suite, run, models) for run in listed_runs(suite)]
-    said = [f"{name}: {words}." for name, words in facts(suite, models).items()]
+    said = [f"{name}: {words}." for name, words in facts(suite, models, tuning_of(suite)).items()]
     parts = [
         f"## {suite.name}\n",
         f"{suite.title[:1].upper()}{suite.title[1:]} ({suite.citation}).\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elman.base.consoles import say, table_console
 from elman.base.exit_status import ExitStatus
 from elman.config.catalog import listed_models
+from elman.config.suite_rates import tuning_of
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table
 from elman.runs.prepared import PreparedRun
@@ -20,7 +21,8 @@ def run(job: PreparedRun) -> ExitStatus:
     places = job.places
     if job.suite is not None:
         suite = load_suite(job.suite, places)
-        print_suite(table_console(), suite, listed_models(suite.models, places))
+        listed = listed_models(suite.models, places)
+        print_suite(table_console(), suite, listed, tuning_of(suite, places))
         return ExitStatus.OK
     console = table_console()
     names = suite_names(places)

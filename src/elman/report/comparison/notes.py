@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
+from elman.config.suite_rates import RATE, by_rate, rate_words
 from elman.report.comparison.conditions import (
     IN_WARM_UP,
     LONG_WARM_UP,
@@ -46,6 +47,30 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
             "train.seed=1,2,3 measures it"
         )
     return notes
+
+
+def rate_notes(sources: Sequence[Source]) -> list[str]:
+    """Return a line for each suite whose models nobody tuned, with their rates."""
+    found = []
+    for source in sources:
+        begun = [(run, rate) for run in source.runs if (rate := _rate(run)) is not None]
+        if source.benchmark is None or not begun or any(run.tuning for run in source.runs):
+            continue
+        typed = any(_sets_rate(run) for run, _ in begun) and RATE not in source.suite_keys
+        swept = typed and len({rate for _, rate in begun}) > 1
+        if not swept:
+            rates = by_rate((run.overrides, rate) for run, rate in begun)
+            found.append(rate_words(rates, published=not typed))
+    return found
+
+
+def _rate(run: Run) -> float | None:
+    rate = ((run.config or {}).get("optim") or {}).get("lr")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def _sets_rate(run: Run) -> bool:
+    return any(text.partition("=")[0] == RATE for text in run.overrides)
 
 
 def _budgets(rows: Sequence[Row]) -> list[str]:

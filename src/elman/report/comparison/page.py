@@ -41,7 +41,7 @@ from elman.report.comparison.blocks import (
 )
 from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.ink import COLORS, DARK, LIGHT, rules, sample, svg, variables
-from elman.report.comparison.notes import Failures, ending, failures_of, run_notes
+from elman.report.comparison.notes import Failures, ending, failures_of, rate_notes, run_notes
 from elman.report.comparison.plots import GRID, PagePictures, Plot, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
 from elman.report.comparison.report_data import Report
@@ -151,7 +151,8 @@ def _facts(report: Report) -> Iterator[str]:
 
 def _about(report: Report) -> Block:
     about = [source.about for source in report.sources]
-    return Block("", [Text(text, "about", f"{title}.") for title, text in about if title])
+    rates = [Text(line, "about") for line in rate_notes(report.sources)]
+    return Block("", [Text(text, "about", f"{title}.") for title, text in about if title] + rates)
 
 
 def _list(lines: Sequence[str], css: str = "notes") -> list[Items]:

@@ -25,6 +25,7 @@ from elman.report.comparison.blocks import (
     plain_markdown,
     table,
 )
+from elman.report.comparison.notes import rate_notes
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
@@ -189,6 +190,7 @@ def markdown_text(report: Report) -> str:
         for title, text in (source.about for source in report.sources)
         if title
     ]
+    parts += map(plain_markdown, rate_notes(report.sources))
     parts.append(markdown_table(table([column.head for column in columns], report.cells)))
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))

@@ -63,20 +63,21 @@ def suites_table(suites: Sequence[Suite]) -> TerminalTable:
     return table
 
 
-def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> None:
+def print_suite(console: Console, suite: Suite, listed: Sequence[Listed], tuning: str) -> None:
     """Print everything that is known of one suite: settings, runs, published figures.
 
     Args:
         console: Where to.
         suite: The suite.
         listed: Its models.
+        tuning: How its models get their rates.
     """
     models = {one.name: one for one in listed}
     console.print(Text(suite.name, style="bold"))
     console.print(Text(f"{suite.title} ({suite.citation})"))
     if suite.description:
         console.print(Text(suite.description))
-    console.print(Padding(_facts(suite, models), (1, 0), expand=False))
+    console.print(Padding(_facts(suite, models, tuning), (1, 0), expand=False))
     _runs_table(suite, models).print(console)
     _print_published(console, "Published", FIGURE_HEADS, suite.published)
     _print_published(console, "Published only", ONLY_HEADS, suite.published_only)
@@ -154,16 +155,16 @@ def _described(of: Circumstances) -> str:
     return f"{of.setting}{loss}{caveat} ({of.citation})"
 
 
-def _facts(suite: Suite, models: Mapping[str, Listed]) -> Table:
+def _facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> Table:
     table = Table.grid(padding=(0, 2))
-    for name, fact in facts(suite, models).items():
+    for name, fact in facts(suite, models, tuning).items():
         table.add_row(Text(name, style="bold"), Text(fact))
     return table
 
 
-def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
-    """Return what the runs of a suite share, in words."""
-    lines = {"settings": " ".join(suite.shared)}
+def facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> dict[str, str]:
+    """Return what the runs of a suite share, in words; arguments as of :func:`print_suite`."""
+    lines = {"settings": " ".join(suite.shared), "tuning": tuning}
     hours = "" if suite.gpu_hours is None else f", {suite.gpu_hours:.2g} GPU hours of training"
     lines["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
     if text := choices(suite):

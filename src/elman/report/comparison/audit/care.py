@@ -6,8 +6,9 @@ the rows of a model are what was tried for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from elman.config.suite_rates import RATE, rate_words
 from elman.report.comparison.audit.compare import listed
 from elman.report.comparison.audit.finding import (
     Finding,
@@ -26,9 +27,6 @@ from elman.tuning.edges import at_edge
 from elman.tuning.edges import edges as edges_of_sweep
 from elman.tuning.trials import Trial, Tuned
 
-RATE = "optim.lr"
-UNTUNED = "tuned for none"
-SEE = "see tune=rates"
 _CARE = ("model", "optim")
 _NOT_TUNED = frozenset(
     f"model.{key}" for key in ("name", "cell", "expected_params", "vocab_size", "allow_unaligned")
@@ -60,18 +58,6 @@ def _untuned_rows(subject: Subject) -> list[Row]:
     ]
 
 
-def rate_words(rates: Mapping[str, Sequence[str]]) -> str:
-    """Say at which rates models were trained that nobody tuned.
-
-    Args:
-        rates: The models, or runs, by rate.
-    """
-    if len(rates) == 1:
-        (rate,) = rates
-        return f"every model at the published rate {rate}, {UNTUNED}: {SEE}"
-    return f"published rates, {UNTUNED}: {listed(rates)}: {SEE}"
-
-
 def tuned(subject: Subject) -> Finding | None:
     """Look whether every model was tuned, or none: one rate suits some models and not others."""
     if len(_models(subject)) < 2:
@@ -89,10 +75,18 @@ def tuned(subject: Subject) -> Finding | None:
     if any(tried.values()):
         names = [model for model, some in tried.items() if not some]
         return unequal(f"one rate for {named(names)}; several for the others")
-    rates: dict[str, list[str]] = {}
+    rates: dict[float, list[str]] = {}
     for row in untuned:
-        rates.setdefault(f"{_rate(row):g}" if _rate(row) else "-", []).append(row.label)
-    return unequal(rate_words(rates)) if "-" not in rates else unknown(listed(rates))
+        if (rate := _rate(row)) is None:
+            return unknown(f"no configuration: {row.label}")
+        rates.setdefault(rate, []).append(row.label)
+    return unequal(rate_words(rates, published=not _typed(untuned)))
+
+
+def _typed(rows: Sequence[Row]) -> bool:
+    """Whether a command sets the rate: it is not the one of the models' files."""
+    overrides = (text for row in rows for run in row.counted for text in run.overrides)
+    return any(text.partition("=")[0] == RATE for text in overrides)
 
 
 def _rate(row: Row) -> float | None:
@@ -279,17 +273,3 @@ def _chosen_by_hand(subject: Subject) -> Finding | None:
         f"whether a row was chosen for its score: {named(several)} have several rates, and no "
         "run was made again with a fresh seed"
     )
-
-
-def lines(subject: Subject) -> Iterator[str]:
-    """Yield the line on rates for each suite that was run untuned."""
-    for source in subject.sources:
-        if source.benchmark is None or any(run.tuning is not None for run in source.runs):
-            continue
-        rates: dict[str, list[str]] = {}
-        for run in source.runs:
-            rate = ((run.config or {}).get("optim") or {}).get("lr")
-            if isinstance(rate, int | float):
-                rates.setdefault(f"{rate:g}", []).append(run.model)
-        if rates:
-            yield rate_words({rate: [*dict.fromkeys(names)] for rate, names in rates.items()})
