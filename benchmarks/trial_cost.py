@@ -51,7 +51,7 @@ sys.exit(main())
 
 
 def sweep(folder: Path, overrides: Sequence[str], jobs: int) -> Iterator[dict[str, float]]:
-    """Run a sweep and yield the seconds of its jobs, those of the first one in a place not all."""
+    """Run a sweep and yield the seconds of each job; the first one of a place has no turn."""
     seeds = ",".join(str(seed) for seed in range(1, jobs + 1))
     command = [sys.executable, "-m", "elman", "-m", *overrides, f"train.seed={seeds}"]
     subprocess.run([*command, f"hydra.sweep.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
@@ -109,7 +109,8 @@ def main() -> None:
     overrides = [*(overrides or TINY), *TRIAL]
     measured = alone if arguments.clock == "cpu" else sweep
     with tempfile.TemporaryDirectory(prefix="elman-trials-") as folder:
-        list(alone(Path(folder) / "first", overrides, 1))
+        first = [sys.executable, "-m", "elman", *overrides, f"hydra.run.dir={folder}/first"]
+        subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
         began = os.getloadavg()[0]
         rows = list(measured(Path(folder) / "jobs", overrides, arguments.jobs))
         print(f"{' '.join(overrides)}; load {began:.1f} before, {os.getloadavg()[0]:.1f} after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -44,3 +45,18 @@ def test_a_pasted_setting_means_the_folder(folder: str) -> None:
 
 def test_a_plain_folder_stays_plain() -> None:
     assert pasteable("train.resume", "outputs/a-b_1.2") == "train.resume=outputs/a-b_1.2"
+
+
+def test_the_time_before_the_first_step_is_said_without_that_of_waiting(tmp_path: Path) -> None:
+    spent = {"start": 1.0, "imports": 2.0, "wait": 500.0, "build": 3.0, "check": 4.0}
+    told = {}
+    for name, seconds in (("newer", {**spent, "first_step": 5.0}), ("older", {})):
+        result = RunResult.model_validate(
+            {"status": "ok", "params": 1, "steps": 1, "tokens": 1, "loss_steps": 1}
+            | {"seconds": {"train": 60.0, "validation": 6.0, "checkpoint": 7.0, **seconds}}
+        )
+        printed = io.StringIO()
+        print_summary(Console(file=printed, width=200), tmp_path, result)
+        (told[name],) = [line for line in printed.getvalue().splitlines() if "validating" in line]
+    assert "6s validating, 7s saving, 15s before the first step" in told["newer"]
+    assert told["older"].rstrip(" │").endswith("7s saving")

@@ -41,8 +41,8 @@ NEWER = (
     *(NewerSetting("train", kind.key, None, kind.since) for kind in KINDS if kind.since),
     NewerSetting("train", "data_seed", None, "2026-11-27, a961165"),
     NewerSetting("train", "max_step_hours", 24.0, "2026-11-27, 894e228"),
-    NewerSetting("train", "checkpoints", True, "2026-11-27, d86b497"),
-    NewerSetting("log", "plot", True, "2026-11-27, d86b497"),
+    NewerSetting("train", "checkpoints", True, "2026-11-27, 82d914d"),
+    NewerSetting("log", "plot", True, "2026-11-27, 82d914d"),
 )
 _NEWER_SECTIONS: dict[str, Section] = {"parallel": ParallelConfig()}  # 2026-11-23, 249ca19
 

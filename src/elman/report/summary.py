@@ -15,7 +15,7 @@ from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.base.typed_in import shortest
 from elman.base.units import MEMORY, duration
-from elman.evaluation.result import RunResult
+from elman.evaluation.result import RunResult, Seconds
 from elman.report.tables.sweep import computed_by
 from elman.sections.budget import KINDS
 
@@ -61,6 +61,8 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     what, unit = ("answer", "positions read") if task else ("byte", "bytes predicted")
     paused = f"{duration(seconds.validation or 0.0)} validating"
     paused += f", {duration(seconds.checkpoint or 0.0)} saving"
+    if seconds.first_step is not None:
+        paused += f", {duration(_before(seconds))} before the first step"
     rows = [
         ("parameters", f"{result.params:,}", _computed_by(result)),
         ("steps", f"{result.steps:,}", f"{result.tokens:,} {unit}"),
@@ -91,6 +93,12 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     if result.mfu is not None:
         rows.append(("mfu", f"{result.mfu:.1%}", "of the device's bf16 peak"))
     return rows
+
+
+def _before(seconds: Seconds) -> float:
+    """Return the time from the start of the process to the first step, without that of waiting."""
+    parts = (seconds.start, seconds.imports, seconds.build, seconds.check, seconds.first_step)
+    return sum(part or 0.0 for part in parts)
 
 
 def _measured(result: RunResult) -> Iterator[tuple[str, str, str]]:
