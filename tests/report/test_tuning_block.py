@@ -288,6 +288,29 @@ def test_a_report_of_the_folder_prints_the_verdict(
         assert sentence in output.splitlines()
 
 
+def test_a_damaged_record_of_the_tuning_is_a_problem_and_no_crash(sweep: FakeSweep) -> None:
+    two_arms(sweep)
+    sweep.top["tune"] = {"config": {"space": 3}}
+    sweep.write()
+    report = make_report([sweep.folder])
+    assert report.tuned == ()
+    assert any("of its tuning cannot be read" in line for line in report.problems)
+
+
+def test_mode_verdict_refuses_an_arm_that_gets_no_verdict(
+    sweep: FakeSweep, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two_arms(sweep)
+    rows = f"verdict.dir={sweep.folder}"
+    assert main(["mode=verdict", "verdict.a=e1", "verdict.b=e42", rows]) == 0
+    sweep.tuned("e42", "trial", 5e-5, 0.1, seed=TRIAL_SEED, trial=9)
+    capfd.readouterr()
+    assert main(["mode=verdict", "verdict.a=e1", "verdict.b=e42", rows]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no verdict on this row: its best value is at the lower edge of optim.lr" in line
+    assert line.endswith("tune.space.optim.lr.low=5e-06")
+
+
 def printed(report: Report) -> list[str]:
     """Return the lines that a terminal shows."""
     console = Console(width=10_000, record=True, file=io.StringIO())

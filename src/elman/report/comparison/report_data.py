@@ -61,8 +61,11 @@ class Report:
     @cached_property
     def tuned(self) -> tuple[TunedSweep, ...]:
         """What its tuned sweeps found."""
-        sweeps = map(tuned_sweep, self.sources)
-        return tuple(one for one in sweeps if one is not None)
+        return tuple(one for _, one in self._tuned if isinstance(one, TunedSweep))
+
+    @cached_property
+    def _tuned(self) -> list[tuple[Source, TunedSweep | str | None]]:
+        return [(source, tuned_sweep(source)) for source in self.sources]
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -104,6 +107,7 @@ class Report:
     def problems(self) -> list[str]:
         """Runs that did not end well, and files that could not be read."""
         of_sources = [f"{s.folder}: {problem}" for s in self.sources for problem in s.problems]
+        of_sources += [f"{s.folder}: {one}" for s, one in self._tuned if isinstance(one, str)]
         return [*of_sources, *run_notes(self.runs)]
 
 

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from elman.base import run_files
+from elman.base.errors import UserError
 from elman.base.quoting import pasteable
+from elman.report.comparison.blocks import one_line
 from elman.report.comparison.conditions import conditions
 from elman.report.comparison.next_seeds import seeds_override
 from elman.report.comparison.runs import BEST, COMMON, WAITS, Run, Source
@@ -91,10 +94,13 @@ class TunedSweep:
     ranks: Ranks
 
 
-def tuned_sweep(source: Source) -> TunedSweep | None:
-    """Return what a sweep found; None if it was not tuned."""
-    tuned = trials_of(source.folder) if source.is_sweep else None
-    if tuned is None:
+def tuned_sweep(source: Source) -> TunedSweep | str | None:
+    """Return what a sweep found; None if it was not tuned, and a line if its record is damaged."""
+    try:
+        tuned = trials_of(source.folder) if source.is_sweep else None
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        return f"what {run_files.SWEEP} says of its tuning cannot be read ({one_line(error)})"
+    if tuned is None or not tuned.arms:
         return None
     at_edges = edges(tuned)
     facts = tuple(_facts(arm, tuned, at_edges.get(arm.label, {})) for arm in tuned.arms)
@@ -125,6 +131,17 @@ def to_decide(sweep: TunedSweep) -> tuple[list[str], str]:
 def _more_seeds(source: Source, seeds: Sequence[int]) -> str:
     add = pasteable("sweep.add", str(source.folder))
     return f"elman -m {add} {seeds_override(seeds)}"
+
+
+def why_unjudged(source: Source, label: str) -> tuple[str, str]:
+    """Return why the best setting of an arm is not judged, and what to type; else empty texts."""
+    sweep = tuned_sweep(source)
+    facts = [] if not isinstance(sweep, TunedSweep) else sweep.arms
+    for one in facts:
+        if one.arm.label == label:
+            runs = confirmed_runs(source, label, BEST)
+            return _why_not(source, one, runs, BEST)
+    return "", ""
 
 
 def _facts(arm: TunedArm, tuned: Tuned, at_edges: Mapping[str, Side]) -> ArmFacts:
@@ -171,14 +188,15 @@ def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -
             score = getattr(run.result, tuned.score) if run.counts else None
             if score is not None and run.seed is not None:
                 scores.setdefault(run.seed, float(score))
-        why, command = _why_not(source, one, runs, scores, phase)
+        why, command = _why_not(source, one, runs, phase)
+        if not why and len(scores) == 1:
+            first = max(scores) + 1
+            why, command = ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
         found.append(Arm(one.arm.label, scores, why, command))
     return found
 
 
-def _why_not(
-    source: Source, facts: ArmFacts, runs: Sequence[Run], scores: Mapping[int, float], phase: str
-) -> tuple[str, str]:
+def _why_not(source: Source, facts: ArmFacts, runs: Sequence[Run], phase: str) -> tuple[str, str]:
     """Return why an arm gets no verdict, and what to type; two empty texts if it may get one."""
     again = "" if source.living else f"elman -m {pasteable('sweep.resume', str(source.folder))}"
     if not runs:
@@ -193,9 +211,6 @@ def _why_not(
         return f"{len(failed)} of its {len(runs)} confirmed runs failed ({ends})", again
     if facts.edges and phase == BEST:
         return _edge_words(facts), _wider(source, facts)
-    if len(scores) == 1:
-        first = max(scores) + 1
-        return ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
     return "", ""
 
 

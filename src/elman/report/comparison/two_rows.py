@@ -16,6 +16,7 @@ from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.rows import Row, make_rows
 from elman.report.comparison.runs import Source, load_sources
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
+from elman.report.comparison.tuned import why_unjudged
 from elman.report.comparison.wins import Comparison, Group, Wins, rows_called, who_wins
 from elman.sections.reporting import VerdictConfig
 
@@ -154,6 +155,8 @@ def answer(config: VerdictConfig, places: Sequence[Place]) -> Answer:
     if a.label == b.label:
         a, b = (replace(row, label=f"{row.label} ({row.counted[0].name})") for row in (a, b))
     _refuse_unequal(a, b)
+    shelf.refuse_unjudged(a)
+    shelf.refuse_unjudged(b)
     wins = who_wins([a, b], b.label)
     (group,) = wins.groups
     line = group.decisive(group.challengers[0])
@@ -272,6 +275,17 @@ class _Shelf:
                 "or not of a run in it; name a confirmed run"
             )
         return own, rows
+
+    def refuse_unjudged(self, row: Row) -> None:
+        """Raise UserError if a row is an arm of a tuned sweep that gets no verdict."""
+        tuning = row.counted[0].tuning
+        home = next((one for one in self.sources if row.counted[0] in one.runs), None)
+        if tuning is None or home is None:
+            return
+        why, command = why_unjudged(home, tuning.arm)
+        if why:
+            typed = f"; type {command}" if command else ""
+            raise UserError(f"{row.label}: no verdict on this row: {why}{typed}")
 
     def tries(self, a: Row, b: Row) -> int:
         """Return how many rows were tried against ``b``: of the family, with ``a`` itself."""
