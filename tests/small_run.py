@@ -17,6 +17,7 @@ E1 = (
     "data.val_sample=64",
     "data.val_window=16",
     "log.every=1",
+    "log.plot=false",
 )
 TEXT = b"def add(left, right):\n    return left + right\n" * 99
 Elman = Callable[..., tuple[int, str]]

@@ -30,6 +30,7 @@ TINY = (
     "optim.warmup_steps=2",
     "log.every=2",
     "log.tensorboard=false",
+    "log.plot=false",
 )
 
 

@@ -34,6 +34,7 @@ TINY = (
     "train.val_every=null",
     "data.val_sample=64",
     "log.every=1",
+    "log.plot=false",
 )
 
 

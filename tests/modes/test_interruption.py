@@ -37,6 +37,7 @@ TINY = (
     "data.val_sample=64",
     "log.every=1",
     "log.tensorboard=false",
+    "log.plot=false",
 )
 # One that is started anew, or a fork of a process that has imported torch.
 Process = subprocess.Popen[str] | ForkedCommand
@@ -460,7 +461,7 @@ def test_the_picture_is_drawn_after_the_result_is_written(
         raise AssertionError("the signal was not heard")
 
     monkeypatch.setattr(plots, "plot_losses", stopped)
-    assert train().result["status"] == "ok"
+    assert train("log.plot=true").result["status"] == "ok"
 
 
 @pytest.mark.parametrize(

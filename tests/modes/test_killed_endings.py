@@ -22,7 +22,7 @@ from elman.training.checkpoints import store as checkpoints
 from elman.training.listeners.saving import Saver
 from tests.small_run import E1, TEXT
 
-SETTINGS = (*E1, "train.steps=2", "data.path=text.txt")
+SETTINGS = (*E1, "log.plot=true", "train.steps=2", "data.path=text.txt")
 # Everything through which the end of a run changes the disk, and who calls it under which name.
 OPERATIONS = (
     (os, "mkdir"),

@@ -33,7 +33,7 @@ def same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 
 def test_a_run_leaves_everything_about_it(train) -> None:
-    run = train("log.tensorboard=true")
+    run = train("log.tensorboard=true", "log.plot=true")
     assert run.status == ExitStatus.OK
     names = {path.name for path in run.folder.iterdir()}
     assert names >= {

@@ -162,7 +162,7 @@ def test_a_failure_at_the_end_costs_nothing(
 ) -> None:
     monkeypatch.setattr(weights_and_biases, "FINISH_SECONDS", 0.2)
     wandb.failing["finish"] = failing(RuntimeError("broken")) if how == "fails" else wandb.sleep
-    status, said = elman(*SETTINGS, "hydra.run.dir=run")
+    status, said = elman(*SETTINGS, "hydra.run.dir=run", "log.plot=true")
     assert status == 0
     why = "broken" if how == "fails" else "not everything was sent within 0 s"
     assert f"warning: Weights & Biases: {why}; `wandb sync " in said
