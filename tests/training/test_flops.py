@@ -16,6 +16,7 @@ from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.sections.model import ModelConfig
+from elman.training import flops
 from elman.training.flops import flops_per_byte, forward_flops
 from tests.models.cases import CASES, Case
 
@@ -190,3 +191,38 @@ def test_an_operator_without_a_count_is_refused(monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(UserError, match="cell e1: its plain form runs elman_test::opaque"):
         forward_flops(config_of(CASES["e1"]), range(2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counting_asks_nothing_of_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of a sweep counts before it is told its GPU; CUDA looks for GPUs only once."""
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("CUDA was asked before the job had its GPU")
+
+    for function in ("is_available", "device_count", "current_device", "get_device_capability"):
+        monkeypatch.setattr(torch.cuda, function, asked)
+    for function in ("get_device_properties", "init", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, function, asked)
+    forward_flops(config_of(CASES[name]), range(2))
+
+
+def test_operations_are_counted_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    count = flops.forward_flops
+
+    def noted(config: ModelConfig, row: range) -> float:
+        counted.append(len(row))
+        return count(config, row)
+
+    monkeypatch.setattr(flops, "_counted", {})
+    monkeypatch.setattr(flops, "forward_flops", noted)
+    config = compose_config(["model=e88_tiny"])
+    longer = config.train.model_copy(update={"chunk_size": 64, "seed": 7})
+    first = flops_per_byte(config.model, config.train)
+    assert flops_per_byte(config.model, config.train) == first
+    assert counted == [config.train.chunk_size]
+    flops_per_byte(config.model, longer)
+    wide = config.model.model_copy(update={"dim": 128, "expected_params": None})
+    assert flops_per_byte(wide, config.train) < first
+    assert counted == [config.train.chunk_size, 64, config.train.chunk_size]
