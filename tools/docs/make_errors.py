@@ -373,6 +373,7 @@ CASES: dict[str, list[str]] = {
         "mode=report report.dir=",
         "mode=report report.dir=nowhere",
         "mode=report report.dir=book.txt",
+        "mode=report report.dir=nowhere report.allow=[mpl]",
         "mode=report report.dir=notes",
         "mode=report report.dir=run",
         "mode=report report.dir=run report.out=out report.against=e42",

@@ -87,7 +87,7 @@ class Audit:
 
     def table(self, *states: State) -> Table:
         """Return the rows in some states as a table."""
-        heads = [Head(HEADS[0], css="t"), Head(HEADS[1], css="state"), Head(HEADS[2])]
+        heads = [Head(HEADS[0], css="t"), Head(HEADS[1], css="said"), Head(HEADS[2])]
         return Table(
             heads,
             [Line(row.cells, css=_CSS.get(row.found.state, "")) for row in self.of(*states)],

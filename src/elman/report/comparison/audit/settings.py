@@ -153,7 +153,7 @@ def negative_eigenvalues(subject: Subject) -> Finding | None:
         if model is None:
             silent.append(row.label)
         elif _NEGATIVE in model:
-            places.setdefault("allowed" if model[_NEGATIVE] else "not", []).append(row.label)
+            places.setdefault("allowed" if model[_NEGATIVE] else "off", []).append(row.label)
         else:
             without.append(row.label)
     if not places:
@@ -163,7 +163,7 @@ def negative_eigenvalues(subject: Subject) -> Finding | None:
         key = f"model.{_NEGATIVE}"
         swept = [one for group in subject.groups for one in group.swept((key,))]
         return declared(f"{told}; swept: {key}") if swept else unequal(told)
-    if silent or (without and "not" in places):
+    if silent or (without and "off" in places):
         others = f"; no such setting in {named(without)}" if without else ""
         return unknown(f"{told}{others}")
     return equal(f"{told}; no such setting in {named(without)}" if without else told)

@@ -78,7 +78,7 @@ def _effort(group: Group, axis: Axis) -> Finding:
         key=lambda one: one.spread,
     )
     silent = [row.label for row in group.rows if any(of(run) is None for run in row.counted)]
-    told = of_group(group) + widest.words(kind.text)
+    told = of_group(group) + widest.words(lambda size: kind.text(_whole(size)))
     bounds = {axis in {one.axis for one in budget_kinds(run)} for run in runs}
     budgets = {limits((run.config or {}).get("train") or {}).get(kind.key) for run in runs}
     swept = group.swept(("train",))
@@ -92,6 +92,11 @@ def _effort(group: Group, axis: Axis) -> Finding:
         return _less_than_its_budget(group, told)
     units = dict.fromkeys(one.axis for run in runs for one in budget_kinds(run))
     return declared(f"{told}; the budget is in {' and '.join(units)}")
+
+
+def _whole(size: float) -> float:
+    """Return a mean as a whole number if it is one: 40 steps."""
+    return int(size) if size.is_integer() else size
 
 
 def _less_than_its_budget(group: Group, told: str) -> Finding:
