@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +263,13 @@ def test_what_noise_hides_says_how_many_seeds_would_decide(sweep: FakeSweep) -> 
     report = make_report([sweep.folder])
     pair = report.tuned[0].best.standings[1].pair
     assert pair is not None
-    seeds = f"train.seed=range(4,{4 + (pair.more_seeds or 0)})"
+    seeds = f"'train.seed=range(4,{4 + (pair.more_seeds or 0)})'"
     assert f"to decide e42: elman -m sweep.add={sweep.folder} {seeds}" in printed(report)
+    (group,) = report.wins.groups
+    (command,) = group.challengers[0].to_decide
+    # A tuned sweep gives seeds to all its arms, with the settings that it has chosen for them.
+    words = ["elman", "-m", f"sweep.add={sweep.folder}"]
+    assert shlex.split(command)[:-1] == words
 
 
 def test_csv_has_a_line_for_each_arm(sweep: FakeSweep) -> None:

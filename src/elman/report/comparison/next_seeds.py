@@ -107,8 +107,11 @@ def seeds_override(seeds: Sequence[int]) -> str:
 def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
     """Yield the overrides that leave, of all jobs of a sweep, those like some runs.
 
-    What the runs of a suite set cannot be typed, but their models can be named.
+    What the runs of a suite set cannot be typed, but their models can be named. A tuned sweep gives
+    seeds to all its arms.
     """
+    if any(run.tuning is not None for run in runs):
+        return
     own, suite_keys = [_overrides(run) for run in runs], home.source.suite_keys
     for key, values in home.values.items():
         own_values = {one.get(key): None for one in own}
@@ -124,7 +127,4 @@ def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
 
 def _overrides(run: Run) -> dict[str, str]:
     pairs = (text.partition("=") for text in run.overrides)
-    typed = {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
-    # What a tuned sweep has chosen for an arm cannot be typed: the sweep chooses it.
-    chosen = run.tuning.values if run.tuning is not None else {}
-    return {key: value for key, value in typed.items() if key not in chosen}
+    return {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -130,7 +131,7 @@ def to_decide(sweep: TunedSweep) -> tuple[list[str], str]:
 
 def _more_seeds(source: Source, seeds: Sequence[int]) -> str:
     add = pasteable("sweep.add", str(source.folder))
-    return f"elman -m {add} {seeds_override(seeds)}"
+    return f"elman -m {add} {shlex.quote(seeds_override(seeds))}"
 
 
 def why_unjudged(source: Source, label: str) -> tuple[str, str]:
