@@ -32,9 +32,16 @@ class Source:
     def __init__(self, request: SweepRequest, typed: Sequence[str]) -> None:
         self._request, self._typed = request, typed
 
+    stand_ins: Sequence[SweepJob] = ()
+    complete = True
+
+    def notes(self) -> Sequence[str]:
+        """Say nothing."""
+        return ()
+
     def head(self) -> Mapping[str, Any]:
         """Return what sweep.json says at the start."""
-        return {"tune": {"state": "trials"}}
+        return {"source": {"state": "trials"}}
 
     def begin(self, record: GrowingRecord) -> None:
         """Keep the record."""
@@ -49,7 +56,7 @@ class Source:
         jobs = [job for job in jobs if job.number <= JOBS]
         if not jobs and ended == len(before) == JOBS:
             jobs = [self._job(JOBS + 1, ended)]
-            self._record.add(jobs, {"tune": {"state": "confirming"}})
+            self._record.add(jobs, {"source": {"state": "confirming"}})
         elif jobs:
             self._record.add(jobs)
         ask = {"number": number, "came": len(jobs), "waiting": states.count(NOT_STARTED)}

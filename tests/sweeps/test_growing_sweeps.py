@@ -105,7 +105,7 @@ def test_jobs_come_into_being_by_the_results_of_earlier_ones(
     jobs = record["jobs"]
     assert [job["number"] for job in jobs] == [1, 2, 3, 4, 5]
     assert {job["status"] for job in jobs} == {"ok"}
-    assert record["tune"] == {"state": "confirming"}
+    assert record["source"] == {"state": "confirming"}
     assert [job["tuning"]["phase"] for job in jobs] == ["trial"] * 4 + ["best"]
     recorded = [
         json.loads(line) for line in (growing.sweep / "jobs.jsonl").read_text().splitlines()

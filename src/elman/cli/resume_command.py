@@ -65,7 +65,8 @@ def _recorded(override: str) -> dict[str, Any] | None:
         known = {name: content[name] for name in ("cwd", "flags", "hydra", "launcher")}
     except Exception:  # no override, folder or file: whoever reads them next reports it
         return None
-    return known | {"folder": str(folder)}
+    choice = (content.get("tune") or {}).get("choice")
+    return known | {"folder": str(folder), "tune": choice}
 
 
 def _whole(arguments: Arguments, recorded: dict[str, Any], here: str) -> Arguments:
@@ -79,6 +80,8 @@ def _whole(arguments: Arguments, recorded: dict[str, Any], here: str) -> Argumen
     typed_texts = [_placed(text, recorded["folder"]) for text in arguments.overrides]
     keys = {_key(text) for text in typed_texts}
     kept = [*recorded["hydra"], *_launcher(recorded["launcher"], typed_texts)]
+    if recorded["tune"] and any(key.startswith("tune.") for key in keys):
+        kept.append(f"tune={recorded['tune']}")
     return replace(
         arguments,
         flags=flags,

@@ -118,6 +118,8 @@ def _refuse_form(override: str) -> None:
         raise UserError(f"{override}: has no key; type key=value, as in train.steps=100")
     if key.lstrip("+") in ("hydra.callbacks", "hydra/callbacks"):
         raise UserError(f"{override}: elman needs its own callback; add yours as +{key}.mine=...")
+    if key == "tune" and "," in value:
+        raise UserError(f"{override}: every model is tuned in one space; type tune=rates")
     if not value.startswith(("{", "[")) or "." in key:
         return
     if key == "benchmark" and value.startswith("["):

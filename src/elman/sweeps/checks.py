@@ -32,6 +32,7 @@ from elman.sweeps.sizes import (
 )
 from elman.sweeps.slow_paths import slow_paths
 from elman.sweeps.suite_runs import ChosenSuite
+from elman.sweeps.tuned import is_trial
 
 
 def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
@@ -46,8 +47,13 @@ def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
     for job in jobs.jobs[: jobs.recorded]:  # composing has checked the others
         with named_job(job.number, len(jobs.jobs), job.swept or job.overrides):
             check_files(job.config, may_pack=request.may_pack)
-    notes = _check_sizes(jobs, plan.sizes)
-    notes += _check_launcher(jobs.asked, plan.suite, launcher, request.launcher.save_seconds)
+    compared, started = jobs, jobs.asked
+    if plan.source is not None:
+        started = list(plan.source.stand_ins)
+        compared = JobList.whole([job for job in started if not is_trial(job)])
+    notes = _check_sizes(compared, plan.sizes)
+    notes += _check_launcher(started, plan.suite, launcher, request.launcher.save_seconds)
+    notes += plan.source.notes() if plan.source is not None else []
     if plan.earlier is not None and plan.earlier.grows and jobs.asked:
         allow = request.settings.sweep.allow_changed_code
         notes += check_unchanged(plan.earlier, jobs.jobs[: jobs.before], allow)

@@ -145,7 +145,7 @@ def _asked(
     changes = [texts for texts, _ in expand(typed)]
     for job in old:
         for values in changes:
-            found.setdefault(_with(job.overrides, values), (job, values))
+            found.setdefault(merged(job.overrides, values), (job, values))
     return found
 
 
@@ -166,7 +166,7 @@ def _labelled(jobs: Sequence[SweepJob], earlier: EarlierSweep) -> list[SweepJob]
     ]
 
 
-def _with(own: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
+def merged(own: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
     """Return overrides with others in their places, or after them."""
     merged = {_key(text): text for text in own}
     merged |= {_key(text): text for text in texts}

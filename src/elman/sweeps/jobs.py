@@ -13,15 +13,16 @@ from elman.config.ranks import refuse_sweep_in_rank
 from elman.config.run_config import MODES, Mode
 from elman.config.suites import GROUP
 from elman.launchers.job import SweepJob
-from elman.runs.folder import check_free, claim_folder, make_folder, run_name
+from elman.runs.folder import check_free, claim_folder, make_folder
 from elman.sections.launching import SweepConfig
 from elman.sweeps.composing import named_job
 from elman.sweeps.earlier import EarlierSweep, earlier_sweep
 from elman.sweeps.grow import JobList, composed_again, grown_jobs, nothing_to_add
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.settings import claims, refuse_in_process, with_sizes
-from elman.sweeps.source import JobSource
+from elman.sweeps.source import JobSource, in_sweep
 from elman.sweeps.suite_runs import ChosenSuite
+from elman.sweeps.tuned_plan import earlier_source, new_source
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ def planned_sweep(request: SweepRequest) -> PlannedSweep:
         UserError: a setting is wrong, or an earlier sweep cannot go on.
     """
     refuse_sweep_in_rank()
-    if request.settings.tune is not None:
-        raise UserError("tune: tuned sweeps are not there yet; add tune=null")
     earlier = earlier_sweep(request.settings.sweep)
-    job_list, suite = _jobs(request, earlier)
-    mode = _one_mode(job_list.jobs)
+    source: JobSource | None = None
+    if request.settings.tune is not None or (earlier is not None and earlier.tune is not None):
+        job_list, suite, source = _tuned(request, earlier)
+    else:
+        job_list, suite = _jobs(request, earlier)
+    mode = _one_mode(job_list.jobs) if source is None else MODES["train"]
     if mode.in_process:
         refuse_in_process(request.typed, job_list.jobs[0].config.mode)
     arguments, claimed = request.overrides, claims(request.claims)
@@ -81,7 +84,7 @@ def planned_sweep(request: SweepRequest) -> PlannedSweep:
         claimed = claims(request.claims, earlier.claims)
         arguments = earlier.arguments if earlier.grows or not arguments else arguments
     sizes = _sizes(request, earlier, suite, claimed)
-    return PlannedSweep(job_list, mode, earlier, suite, arguments, claimed, sizes)
+    return PlannedSweep(job_list, mode, earlier, suite, arguments, claimed, sizes, source=source)
 
 
 def with_folder(request: SweepRequest, plan: PlannedSweep) -> PlannedSweep:
@@ -95,12 +98,6 @@ def with_folder(request: SweepRequest, plan: PlannedSweep) -> PlannedSweep:
         return plan
     jobs = [job if job.folder is not None else in_sweep(job, folder) for job in plan.jobs]
     return replace(plan, folder=folder, job_list=replace(plan.job_list, jobs=jobs))
-
-
-def in_sweep(job: SweepJob, folder: Path) -> SweepJob:
-    """Return a job with its folder, in the folder of its sweep."""
-    width = max(2, len(str(job.total)))
-    return replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")
 
 
 def _jobs(
@@ -126,6 +123,26 @@ def _jobs(
     earlier.check_same([job.config for job in jobs])
     named = zip(jobs, earlier.names, strict=True)
     return JobList.whole([replace(job, folder=earlier.folder / n) for job, n in named]), suite
+
+
+def _tuned(
+    request: SweepRequest, earlier: EarlierSweep | None
+) -> tuple[JobList, ChosenSuite | None, JobSource]:
+    """Return the jobs that a tuned sweep has so far, its suite, and what makes the others."""
+    if earlier is None:
+        suite = request.composer.suite(request.overrides)
+        jobs = _composed(request, request.overrides, suite)
+        return JobList.whole([]), suite, new_source(request, jobs)
+    recorded = earlier.jobs()
+    if earlier.tune is None or recorded is None:
+        what = "is not tuned" if earlier.tune is None else "has lost jobs.jsonl"
+        raise UserError(
+            f"{earlier.key}={earlier.folder}: that sweep {what}; start a new sweep: "
+            f"{earlier.first_command}"
+        )
+    numbers = frozenset(job.number for job in recorded)
+    job_list = JobList(recorded, numbers, before=len(recorded), recorded=len(recorded))
+    return job_list, earlier.suite(), earlier_source(request, earlier)
 
 
 def _composed(

@@ -75,6 +75,13 @@ class Record:
         self._head |= head or {}
         self._write(None)
 
+    def replace(self, jobs: Sequence[SweepJob]) -> None:
+        """Record other facts of jobs that the sweep has: what they are for has changed."""
+        self.keep(jobs)
+        changed = {job.number: job for job in jobs}
+        self._jobs = [changed.get(job.number, job) for job in self._jobs]
+        self._write(None)
+
     def keep(self, jobs: Sequence[SweepJob]) -> None:
         """Keep the configurations of new jobs, in a file of their own."""
         if self._folder is None:
@@ -187,11 +194,12 @@ def sweep_record(request: SweepRequest, plan: PlannedSweep) -> Record:
     earlier, suite = plan.earlier, plan.suite
     started = request.started.isoformat(timespec="seconds")
     added = earlier.added if earlier is not None else []
-    if earlier is not None and earlier.grows and plan.job_list.new:
+    gets_more = plan.job_list.new or plan.source is not None
+    if earlier is not None and earlier.grows and gets_more:
         typed = shlex.join(["elman", *request.argv])
         added.append({"typed": typed, "arguments": list(request.overrides), "started": started})
     head = _command(request, plan) | {
-        "command": shlex.join(["elman", "-m", *plan.arguments, *plan.claims]),
+        "command": shlex.join(["elman", "-m", *plan.arguments, *plan.claims, *request.tune_texts]),
         "arguments": list(plan.arguments),
         "claims": list(plan.claims),
         "sizes": plan.sizes.model_dump(include={"equal_size", "max_params_spread"}),

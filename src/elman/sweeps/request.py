@@ -23,7 +23,12 @@ from elman.runs.prepared import PreparedRun
 from elman.sections.launching import LauncherConfig, SweepSettings
 from elman.sweeps.composing import JobComposer
 from elman.sweeps.row import PrintTable
-from elman.sweeps.settings import claims, sweep_settings, without_sweep_settings
+from elman.sweeps.settings import (
+    claims,
+    is_of_tuning,
+    sweep_settings,
+    without_sweep_settings,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class SweepRequest:
         run: Runs a prepared job in this process.
         table_of: Returns the function that prints the table of a mode.
         started: When the command began.
+        tune_choice: The choice of group ``tune``; empty if nothing is tuned.
+        tune_texts: Its overrides of group ``tune``.
     """
 
     settings: SweepSettings
@@ -83,6 +90,8 @@ class SweepRequest:
     run: Callable[[PreparedRun], int]
     table_of: Callable[[Mode], PrintTable]
     started: datetime
+    tune_choice: str = ""
+    tune_texts: tuple[str, ...] = ()
 
     @property
     def may_pack(self) -> bool:
@@ -122,6 +131,7 @@ def sweep_request(
     if any(text.startswith("hydra.run.dir=") for text in of_hydra):
         raise UserError("hydra.run.dir: every job would share it; with -m type hydra.sweep.dir=...")
     settings, composer = sweep_settings(tree), JobComposer(context, tree)
+    tune_texts = tuple(text for text in overrides if is_of_tuning(text))
     composer.refuse_swept_settings(overrides)
     return SweepRequest(
         settings=settings,
@@ -139,6 +149,8 @@ def sweep_request(
         run=run,
         table_of=table_of,
         started=datetime.now().astimezone(),
+        tune_choice=str(tree.hydra.runtime.choices.get("tune") or ""),
+        tune_texts=tune_texts,
     )
 
 

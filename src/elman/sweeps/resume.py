@@ -11,6 +11,7 @@ from elman.config.run_config import Mode
 from elman.launchers.job import SweepJob
 from elman.runs.state import read_result, recorded_status, still_running
 from elman.sections.launching import LauncherConfig, SlurmLauncher
+from elman.sweeps.tuned import is_spent_trial
 
 
 def jobs_left(
@@ -22,7 +23,8 @@ def jobs_left(
     the names of the jobs to follow.
     """
     todo = _unfinished(jobs, mode)
-    print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
+    if jobs:
+        print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are {_done(jobs)} already", flush=True)
     folders = {job.number: job.folder for job in todo if job.folder is not None}
     queued = _in_queue({n: task for n, task in tasks.items() if n in folders})
     adopts = isinstance(launcher, SlurmLauncher)
@@ -52,7 +54,17 @@ def goes_on_by(folder: Path) -> str:
 def _unfinished(jobs: Sequence[SweepJob], mode: Mode) -> list[SweepJob]:
     """Return the jobs whose result file does not say that they ended well."""
     found = [(job, read_result(job.folder, mode.result_file)) for job in jobs]
-    return [job for job, result in found if recorded_status(result) != RunStatus.OK]
+    ends = [(job, recorded_status(result)) for job, result in found]
+    return [
+        job
+        for job, status in ends
+        if status != RunStatus.OK and (status is None or not is_spent_trial(job, status))
+    ]
+
+
+def _done(jobs: Sequence[SweepJob]) -> str:
+    """Return the word for jobs that do not run again: a trial is not tried twice."""
+    return "done" if any(job.tuning is not None for job in jobs) else "ok"
 
 
 def _in_queue(tasks: Mapping[int, str]) -> dict[int, str]:

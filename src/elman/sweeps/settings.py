@@ -8,9 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
 from elman.config.compose import typed_overrides
-from elman.config.keys import named_keys
+from elman.config.keys import UNTUNED, named_keys
 from elman.config.run_config import OF_SWEEPS
-from elman.config.validate import validate_sweep
+from elman.config.validate import check_read, validate_sweep
 from elman.sections.launching import SweepConfig, SweepSettings
 
 # Sections that every sweep has; it has `tune` only if something is tuned.
@@ -26,9 +26,13 @@ def sweep_settings(tree: DictConfig) -> SweepSettings:
     Raises:
         UserError: a setting is wrong, or the chosen launcher does not read it.
     """
-    named = named_keys(typed_overrides(tree, "task"))
+    typed = [text for text in typed_overrides(tree, "task") if text not in UNTUNED]
+    named = named_keys(typed)
     sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in _ALWAYS}
     tune = OmegaConf.to_container(tree.tune, resolve=True) if tree.get("tune") else None
+    if tree.mode != "train":
+        check_read((key for key in named if _of("tune", key)), tree.mode)
+        tune = None  # a suite's, of which another mode reads the runs alone
     settings = validate_sweep(sections["launcher"], sections["sweep"], named, tune)
     used = str(tree.hydra.runtime.choices["hydra/launcher"])
     of_launcher = sorted(key for key in named if _of("launcher", key))
@@ -92,6 +96,11 @@ def refuse_in_process(named: Iterable[str], mode: str) -> None:
 def without_sweep_settings(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that a single job reads."""
     return [text for text in overrides if not is_of_sweeps(text.split("=", 1)[0].lstrip("+~"))]
+
+
+def is_of_tuning(text: str) -> bool:
+    """Whether an override is of group ``tune``, and turns nothing off."""
+    return _of("tune", text.partition("=")[0].lstrip("+~")) and text not in UNTUNED
 
 
 def is_of_sweeps(key: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from elman.launchers.job import SweepJob
+from elman.runs.folder import run_name
 
 
 class GrowingRecord(Protocol):
@@ -27,14 +29,24 @@ class GrowingRecord(Protocol):
         """Record new jobs, before they can start, and change what the record says beside them.
 
         Args:
-            jobs: The jobs, with their folders (:func:`~elman.sweeps.jobs.in_sweep`); their numbers
-                follow those of the others. None, if only the head changes.
+            jobs: The jobs, with their folders (:func:`in_sweep`); their numbers follow those of the
+                others. None, if only the head changes.
             head: What ``sweep.json`` says from now on beside the jobs, by key.
         """
+
+    def replace(self, jobs: Sequence[SweepJob]) -> None:
+        """Record other facts of jobs that the sweep has: what they are for has changed."""
 
 
 class JobSource(Protocol):
     """Makes further jobs of a sweep while its jobs run."""
+
+    @property
+    def stand_ins(self) -> Sequence[SweepJob]:
+        """Jobs that are checked in place of those that it will make; none of them is run."""
+
+    def notes(self) -> Sequence[str]:
+        """Return what a reader is told before the first job."""
 
     def head(self) -> Mapping[str, Any]:
         """Return what ``sweep.json`` says of the source before the first job, by key."""
@@ -48,3 +60,13 @@ class JobSource(Protocol):
         A launcher asks when jobs could start: see :class:`~elman.launchers.request.LaunchRequest`.
         The ends of all earlier jobs are in the record by then.
         """
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has made all jobs that the sweep needs, and they have led to an answer."""
+
+
+def in_sweep(job: SweepJob, folder: Path) -> SweepJob:
+    """Return a job with its folder, in the folder of its sweep."""
+    width = max(2, len(str(job.total)))
+    return replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")

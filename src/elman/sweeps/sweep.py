@@ -32,6 +32,7 @@ from elman.sweeps.request import SweepRequest
 from elman.sweeps.resume import goes_on_by, jobs_left
 from elman.sweeps.row import SweepRow
 from elman.sweeps.source import JobSource
+from elman.sweeps.tuned import is_spent_trial, is_trial
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def sweep(request: SweepRequest, plan: PlannedSweep, notes: Sequence[str]) -> Ex
     jobs, folder, earlier = plan.jobs, plan.folder, plan.earlier
     if request.settings.sweep.dry_run:
         asked = plan.job_list.new if earlier is not None and earlier.grows else jobs
+        if plan.source is not None:
+            asked = [job for job in plan.source.stand_ins if is_trial(job)]
         commands = [job_command(request.hydra, j.overrides, request.config_flags) for j in asked]
         print(*notes, *commands, sep="\n", flush=True)
         return ExitStatus.OK
@@ -74,6 +77,8 @@ def sweep(request: SweepRequest, plan: PlannedSweep, notes: Sequence[str]) -> Ex
     if rows:
         request.table_of(plan.mode)(rows, [job.config for job in record.jobs], folder)
     failed = any(row.failed for row in rows)
+    if plan.source is not None:
+        failed = not plan.source.complete or any(map(_has_failed, rows, record.jobs))
     if folder is not None and failed:
         print(goes_on_by(folder), flush=True)
     if interrupted:
@@ -179,6 +184,11 @@ def _more_of(source: JobSource | None, record: Record, came: list[SweepJob]) -> 
         return jobs
 
     return more
+
+
+def _has_failed(row: SweepRow, job: SweepJob) -> bool:
+    """Whether a job of a tuned sweep leaves it without an answer: a trial may end in any way."""
+    return row.failed and not is_spent_trial(job, row.status)
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:

@@ -1,0 +1,88 @@
+"""What a tuned sweep will do and how long that takes at most, said before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from elman.base.units import duration
+from elman.launchers.job import wants_gpu
+from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher
+from elman.sections.tune import TuneConfig
+from elman.sweeps.tuned_arms import ArmJobs
+from elman.tuning.schedule import most_runs
+from elman.tuning.trials import Tuned
+
+
+def places_of(arms: Sequence[ArmJobs], launcher: LauncherConfig) -> int:
+    """Return how many jobs run at a time."""
+    if isinstance(launcher, SlurmLauncher):
+        return launcher.jobs
+    if not isinstance(launcher, GpusLauncher):
+        return 1
+    from elman.launchers.gpus.slots import checked_gpus
+
+    gpus, _ = checked_gpus(launcher, any(wants_gpu(arm.whole) for arm in arms))
+    if not gpus:
+        return launcher.workers
+    return max(1, len(gpus) // launcher.gpus_per_job * launcher.jobs_per_gpu)
+
+
+def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:
+    """Return what a sweep will do, and how long it trains at most in so many places."""
+    config = tuned.config
+    _, growths, whole = most_runs(tuned)
+    count = len(arms)
+    keys = [*config.leaves, *(["shape"] if config.shape is not None else [])]
+    better = "lower" if config.goal == "minimize" else "higher"
+    lines = [
+        f"tune={tuned.choice}: {', '.join(keys)} of {_number(count, 'arm')} by {config.score}, "
+        f"{better} is better",
+        f"trials: {count} x {config.trials} of {_trial_budget(arms, config)}"
+        + (f", and at most {growths} more if a best value is at the edge" if growths else ""),
+        f"then whole runs: {whole} at most, of {_budgets(arms)}",
+    ]
+    return [*lines, *_time(arms, tuned, places)]
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
+
+
+def _trial_budget(arms: Sequence[ArmJobs], config: TuneConfig) -> str:
+    if config.minutes is not None:
+        return f"{config.minutes:g} min"
+    return f"{config.steps} steps" if config.steps is not None else _budgets(arms)
+
+
+def _budgets(arms: Sequence[ArmJobs]) -> str:
+    words = {"minutes": "min"}
+    found = {
+        " or ".join(
+            f"{value:g} {words.get(key, key)}" for key, value in arm.whole.train.limits.items()
+        )
+        for arm in arms
+    }
+    return ", ".join(sorted(found))
+
+
+def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:
+    """Yield the line with the time, if minutes limit all runs."""
+    minutes = minutes_of(arms, tuned.config)
+    if minutes is None:
+        return
+    trial, full = minutes
+    trials, growths, whole = most_runs(tuned)
+    total = (trials + growths) * trial + whole * full
+    yield (
+        f"training: {duration(60 * total)} of one place at most, about "
+        f"{duration(60 * total / places)} with {_number(places, 'place')}, starts apart"
+    )
+
+
+def minutes_of(arms: Sequence[ArmJobs], config: TuneConfig) -> tuple[float, float] | None:
+    """Return the minutes of a trial and of a whole run; None if something else limits them."""
+    full = [arm.whole.train.budget_minutes for arm in arms]
+    if not all(one is not None for one in full) or config.steps is not None:
+        return None
+    most = max(one for one in full if one is not None)
+    return (most if config.minutes is None else config.minutes), most

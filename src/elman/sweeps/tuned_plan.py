@@ -1,0 +1,159 @@
+"""Plans a tuned sweep: a new one, one that goes on, or one that gets more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elman.base.errors import UserError
+from elman.launchers.job import SweepJob
+from elman.sweeps.composing import named_job
+from elman.sweeps.earlier import EarlierSweep
+from elman.sweeps.expand import expand
+from elman.sweeps.grow import merged, nothing_to_add
+from elman.sweeps.request import SweepRequest
+from elman.sweeps.sizes import count_params
+from elman.sweeps.tuned import TunedSource, read_arms
+from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, key_of, refuse_seed
+from elman.sweeps.tuned_cost import places_of
+from elman.tuning.trials import Tuned, tuned_in
+
+_TRIALS = "tune.trials"
+
+
+def new_source(request: SweepRequest, jobs: Sequence[SweepJob]) -> TunedSource:
+    """Return what makes the jobs of a new tuned sweep.
+
+    Args:
+        request: The command.
+        jobs: The jobs that it would have without tuning.
+
+    Raises:
+        UserError: an arm cannot be tuned in the space.
+    """
+    config = request.settings.tune
+    assert config is not None
+    arms = _counted(arms_of(jobs, config, request.composer, request.may_pack))
+    bounds = {key: leaf.bounds for key, leaf in config.leaves.items()}
+    tuned = Tuned(
+        config=config,
+        score=config.score,
+        goal=config.goal,
+        arms=tuple(one.arm for one in arms),
+        ranges=({key: {"low": one[0], "high": one[1]} for key, one in bounds.items() if one},),
+        choice=request.tune_choice,
+    )
+    return _source(request, arms, tuned)
+
+
+def earlier_source(request: SweepRequest, earlier: EarlierSweep) -> TunedSource:
+    """Return what makes the further jobs of an earlier tuned sweep.
+
+    Raises:
+        UserError: the command sets what the sweep does not take.
+    """
+    tuned = tuned_in(earlier.content, earlier.folder)
+    assert tuned is not None
+    tuned = replace(tuned, trials=())
+    arms = read_arms(tuned.arms, earlier.folder, request.composer, request.may_pack)
+    if earlier.grows:
+        return _grown(request, earlier, arms, tuned)
+    typed = [*request.tune_texts, *request.overrides]
+    if typed and tuple(request.overrides) != earlier.arguments:
+        raise UserError(
+            f"{typed[0]}: {earlier.key} goes on with the settings of the sweep; drop it, or start "
+            f"a new sweep: {earlier.first_command}"
+        )
+    return _source(request, arms, tuned)
+
+
+def _source(request: SweepRequest, arms: Sequence[ArmJobs], tuned: Tuned) -> TunedSource:
+    launcher = request.settings.launcher
+    return TunedSource(
+        arms, tuned, request.composer, request.may_pack, lambda: places_of(arms, launcher)
+    )
+
+
+def _grown(
+    request: SweepRequest, earlier: EarlierSweep, arms: list[ArmJobs], tuned: Tuned
+) -> TunedSource:
+    """Return the source of a sweep with more trials, seeds or arms."""
+    if not request.overrides and not request.tune_texts:
+        raise UserError(nothing_to_add(str(earlier.folder)))
+    tuned = _with_trials(request, earlier, tuned)
+    parsed = request.composer.parsed(request.overrides)
+    known = {key_of(text) for one in arms for text in one.arm.overrides} | {"model", SEED}
+    for override in parsed:
+        line = override.input_line or ""
+        if key_of(line) not in known:
+            raise UserError(
+                f"{line}: a tuned sweep gets more trials, seeds or models, as in tune.trials=16, "
+                f"train.seed=4,5 or model=e42; drop it, or start a new sweep: "
+                f"{earlier.first_command}"
+            )
+    chosen = expand([one for one in parsed if key_of(one.input_line or "") != SEED])
+    seeds = [
+        int(text[0].partition("=")[2])
+        for text, _ in expand([one for one in parsed if key_of(one.input_line or "") == SEED])
+        if text
+    ]
+    refuse_seed(tuned.config, seeds)
+    arms = [*arms, *_new_arms(request, arms, [texts for texts, _ in chosen if texts], tuned)]
+    arms = _counted([_with_seeds(one, seeds) for one in arms])
+    tuned = replace(tuned, arms=tuple(one.arm for one in arms), state="trials")
+    return _source(request, arms, tuned)
+
+
+def _with_trials(request: SweepRequest, earlier: EarlierSweep, tuned: Tuned) -> Tuned:
+    """Return the sweep with as many trials as the command asks for."""
+    for text in request.tune_texts:
+        if key_of(text) not in (_TRIALS, "tune"):
+            raise UserError(
+                f"{text}: every trial of a sweep has the same settings; drop it, or start a new "
+                f"sweep: {earlier.first_command}"
+            )
+    if not any(key_of(text) == _TRIALS for text in request.tune_texts):
+        return tuned
+    assert request.settings.tune is not None
+    trials, before = request.settings.tune.trials, tuned.config.trials
+    if trials <= before:
+        raise UserError(
+            f"{_TRIALS}={trials}: the sweep has {before} trials of each arm; type more, as in "
+            f"{_TRIALS}={2 * before}"
+        )
+    return replace(tuned, config=tuned.config.model_copy(update={"trials": trials}))
+
+
+def _with_seeds(own: ArmJobs, seeds: Sequence[int]) -> ArmJobs:
+    merged_seeds = tuple(dict.fromkeys([*own.arm.seeds, *seeds]))
+    return replace(own, arm=replace(own.arm, seeds=merged_seeds))
+
+
+def _new_arms(
+    request: SweepRequest, arms: Sequence[ArmJobs], chosen: Sequence[tuple[str, ...]], tuned: Tuned
+) -> list[ArmJobs]:
+    """Return the arms that a command adds: those of the sweep with other settings."""
+    lists = dict.fromkeys(merged(one.arm.overrides, texts) for texts in chosen for one in arms)
+    there = {one.arm.overrides for one in arms}
+    jobs: list[SweepJob] = []
+    seed = f"{SEED}={arms[0].arm.seeds[0]}"
+    for texts in (texts for texts in lists if texts not in there):
+        with named_job(len(jobs) + 1, len(lists), texts):
+            config = request.composer.config([*texts, seed], request.may_pack)
+        jobs.append(SweepJob(len(jobs) + 1, len(lists), (*texts, seed), (), config))
+    if not jobs:
+        return []
+    before = [SweepJob(0, 0, (*one.arm.overrides, seed), (), one.whole) for one in arms]
+    made = arms_of([*before, *jobs], tuned.config, request.composer, request.may_pack)
+    seeds = arms[0].arm.seeds
+    return [_with_seeds(one, seeds) for one in made[len(before) :]]
+
+
+def _counted(arms: Sequence[ArmJobs]) -> list[ArmJobs]:
+    """Return the arms with the parameters of their models."""
+    known: dict[str, int] = {}
+    return [
+        replace(one, arm=replace(one.arm, params=count_params(one.whole, known)))
+        for one in arms
+        if count_params(one.trial, known)
+    ]
