@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -14,7 +15,10 @@ import pytest
 from elman.base import cache as caches
 from elman.base.errors import UserError
 from elman.kernels import build, compiler
+from elman.ops.add_norm import cpu as add_norm
+from elman.ops.causal_conv import cpu as causal_conv
 from elman.ops.matrix_state import cpu as matrix_state
+from elman.training.optim import muon_kernel
 
 STRANGER, OTHER_USER = 4321, 1234
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -37,6 +41,9 @@ def cached_run(
         for loaded in (build._loaded, matrix_state._loaded, matrix_state._found):
             loaded.clear()  # as a new process would
         compiler._search.cache_clear()
+        muon_kernel._kernel.cache_clear()
+        for table in (add_norm.KERNELS, causal_conv.KERNELS):
+            table.forget()
         caches._say_read_only.cache_clear()
         settings = ("train.steps=1", "train.val_every=null", "kernels.backend=cpu")
         place = f"run{len(overrides)}"  # a checkpoint of another shape would be in the way
@@ -90,18 +97,17 @@ def test_nothing_that_somebody_else_may_have_written_is_loaded(
         assert "it is not used; type ch" in line
         assert "ELMAN_CACHE" in line
 
-    for path in read:
+    for path, mode in zip(read, itertools.cycle((0o020, 0o002)), strict=False):
         _restored(
             path,
             lambda path: os.chown(path, STRANGER, -1),
             lambda path=path: refused(path, f"belongs to user {STRANGER}, who may have put any"),  # type: ignore[misc]
         )
-        for mode in (0o020, 0o002):
-            _restored(
-                path,
-                lambda path, mode=mode: path.chmod(path.stat().st_mode | mode),  # type: ignore[misc]
-                lambda path=path: refused(path, r"other users may write it \(mode \d+\)"),  # type: ignore[misc]
-            )
+        _restored(
+            path,
+            lambda path, mode=mode: path.chmod(path.stat().st_mode | mode),  # type: ignore[misc]
+            lambda path=path: refused(path, r"other users may write it \(mode \d+\)"),  # type: ignore[misc]
+        )
     before = _made(cache)
     assert again().result["status"] == "ok"
     assert _made(cache) == before  # nothing was made again
