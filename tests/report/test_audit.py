@@ -418,6 +418,28 @@ def test_a_shape_that_the_command_sets_for_every_model_is_no_other_architecture(
     assert audit(sweep.folder).state("architecture") == State.EQUAL
 
 
+def test_a_shape_that_was_tuned_is_no_other_architecture(sweep: FakeSweep) -> None:
+    arm(sweep, ONE, "model.depth=3", more_values={"shape": "depth=3 dim=1536"})
+    arm(sweep, OTHER, more_values={"shape": "depth=20 dim=1536"})
+    assert audit(sweep.folder).state("architecture") == State.EQUAL
+
+
+def test_rates_of_one_model_are_declared_by_the_sweep(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for lr in RATES:
+        plain(sweep, ONE, f"optim.lr={lr:g}", result={"loss": score(lr)})
+    found = audit(sweep.folder)
+    assert found.lines() == []
+    assert found.state("optimizer") == State.DECLARED
+
+
+def test_the_loss_on_rows_of_a_task_is_one_on_rows_never_seen(sweep: FakeSweep) -> None:
+    for model in (ONE, OTHER):
+        result = {"steps": 1500, "accuracy": 1.0, "data": {"task": "parity"}}
+        plain(sweep, model, "data=parity", "train.steps=1500", result=result)
+    assert audit(sweep.folder).state("score") == State.EQUAL
+
+
 def test_curves_that_all_fall_leave_a_larger_budget_unknown(sweep: FakeSweep) -> None:
     arm(sweep, ONE, losses=FALLING)
     arm(sweep, OTHER, losses=FALLING)
@@ -494,7 +516,7 @@ def test_strict_ends_with_1_unless_what_is_unequal_is_declared(sweep, mode_repor
     assert status == 1
     (line,) = (line for line in output.splitlines() if line.startswith("report.strict=true"))
     assert line.endswith("to declare it: 'report.allow=[architecture,mlp]'")
-    assert mode_report("report.strict=true", "report.allow=[mlp]")[0] == 1
+    assert mode_report("report.strict=true", "report.allow=mlp")[0] == 1
     assert mode_report("report.strict=true", "report.allow=[mlp,architecture]")[0] == 0
 
 

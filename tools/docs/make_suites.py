@@ -78,6 +78,11 @@ with the published figures. But the published runs had other data, another preci
 padding. So compare the order of the models within a suite, not their losses. For a fair comparison
 of your own add `optim=adamw`.
 
+The line `tuning` of a suite says at which learning rate its models train. No rate was tuned for any
+of them, and one rate suits some models and not others: the order at each model's own best rate may
+be the reverse. Add `tune=rates` to tune all of them with equal care. The page of a suite's sweep
+has the same line.
+
 ## Your own
 
 With `--config-dir DIR` the file `DIR/benchmark/mine.yaml` is the suite `benchmark=mine`:

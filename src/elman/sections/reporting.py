@@ -33,6 +33,11 @@ class ReportConfig(Section):
     paper: bool = False
     result_schema: bool = False
 
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, allow: object) -> object:
+        return [allow] if isinstance(allow, str) else allow
+
     @field_validator("dir")
     @classmethod
     def _names_one(cls, folders: str | list[str] | None) -> str | list[str] | None:

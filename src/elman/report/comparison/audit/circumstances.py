@@ -131,13 +131,16 @@ def _time(run: Run) -> tuple[float, float] | None:
 
 
 def score(subject: Subject) -> Finding | None:
-    """Look whether held-out bytes decide, and whether they were measured in one way."""
+    """Look whether held-out bytes decide, and whether they were measured in one way.
+
+    Rows of a task are drawn anew for every step: a loss on them is one on rows never seen before.
+    """
     if not subject.groups or subject.by is None:
         return None
     searched = {one.score for one in subject.tuned} - HELD_OUT
     if searched:
         return unequal(f"trials were judged by {', '.join(sorted(searched))}, not on held-out data")
-    if subject.by.number is LOSS:
+    if subject.by.number is LOSS and not all(group.task for group in subject.groups):
         return unequal(f"the loss on trained bytes decides, not {VAL_BPB.name}: {subject.by.why}")
 
     def of(run: Run) -> str | None:

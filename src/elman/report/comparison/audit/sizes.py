@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from elman.config.catalog import listed_models
 from elman.report.comparison.audit.compare import ends_of, of_group, same_number
 from elman.report.comparison.audit.finding import (
@@ -22,6 +24,7 @@ from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.sections.budget import limits
 from elman.sections.launching import SweepConfig
+from elman.sections.tune import SHAPE
 
 STATES_NEAR = 0.1
 """States of a layer that differ by less count as equal: heads and widths are whole numbers."""
@@ -127,7 +130,7 @@ def architecture(subject: Subject) -> Finding | None:
                 silent.append(row.label)
                 continue
             own = file.settings()
-            free = {*alike, *(_option(key) for key in group.crossed | {*values(row.counted[0])})}
+            free = {*alike, *map(_option, group.crossed), *_chosen(row)}
             keys = [
                 key
                 for key in own
@@ -141,6 +144,13 @@ def architecture(subject: Subject) -> Finding | None:
     if silent:
         return unknown(f"no file of that name, or no configuration: {named(silent)}")
     return equal("every model as the file of its name")
+
+
+def _chosen(row: Row) -> Iterator[str]:
+    """Yield the settings that a tuned sweep chose for a row; a shape names several at once."""
+    for key, value in values(row.counted[0]).items():
+        parts = str(value).split() if key == SHAPE else [key]
+        yield from (_option(part.partition("=")[0]) for part in parts)
 
 
 def _option(key: str) -> str:
