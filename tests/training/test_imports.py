@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from elman.config.compose import compose_config
+from elman.modes import train as mode
 from tests.small_run import E1, TEXT
 
-LATE = ("torch._dynamo", "sympy", "matplotlib", "torch.distributed.fsdp")
+LATE = ("torch._dynamo", "sympy", "matplotlib", "torch.distributed.fsdp", "submitit")
 CODE = f"""
 import sys
 from elman.cli.main import main
@@ -44,3 +48,11 @@ def test_a_run_that_does_not_compile_leaves_out_what_compiles(tmp_path: Path) ->
 def test_a_run_imports_what_its_settings_need(tmp_path: Path) -> None:
     needed = imported(tmp_path, "adamw", "log.plot=true", "train.activation_checkpointing=true")
     assert needed >= {"torch._dynamo", "matplotlib"}
+
+
+def test_what_fails_ahead_of_a_run_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> float:
+        raise RuntimeError("a cell's plain form fails on the meta device")
+
+    monkeypatch.setattr(mode, "flops_per_byte", fails)
+    mode.prepare_ahead(compose_config(["model=e1", "log.plot=false"]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
-
-from submitit.core.utils import JobPaths
+from typing import TYPE_CHECKING
 
 from elman.base.exit_status import ExitStatus, is_failure
+
+if TYPE_CHECKING:  # a single run needs no submitit
+    from submitit.core.utils import JobPaths
 
 _TAIL_BYTES = 16384
 _SAY_WHY = (

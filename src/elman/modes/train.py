@@ -74,7 +74,7 @@ def prepare_ahead(config: RunConfig) -> None:
         import elman.report.plots  # noqa: F401
     if config.train.compile or config.train.activation_checkpointing:
         import torch._dynamo  # noqa: F401
-    with suppress(UserError):  # a run whose budget needs the count says so later
+    with suppress(Exception):  # the run meets it again, and then it has a result that tells
         flops_per_byte(config.model, config.train)
 
 
