@@ -18,9 +18,12 @@ from elman.report.comparison.plots import (
 from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.rows import COLUMNS, WARNING
 from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
+from elman.report.comparison.tuned_plots import ABOUT as ABOUT_TRIALS
+from elman.report.comparison.tuned_plots import ABOUT_IMPORTANCE, ABOUT_PARALLEL
 from elman.report.comparison.wins_text import METHOD
 from elman.report.comparison.write import CSV_COLUMNS
 from elman.report.markdown import code, table
+from elman.tuning.importance import LEAST_TRIALS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 INTRODUCTION = """\
@@ -225,6 +228,24 @@ of them (an exact interval gives 93.0 to 97.0 % in 997 of 1,000 such checks).
 `tests/report/test_differences.py` repeats this, and compares the seeds that would decide with a
 simulation.
 
+## The pictures of a tuned sweep
+
+They stand in the block "Each at its best", and in a paper. Every arm has a color and a marker of
+its own.
+
+- A picture of the scores over each key that is a range, over each list of more than five values,
+  and over the only key: {trials} The line at the published value has its name. If the range grew,
+  the parts that were added are tinted. A line joins the trials of an arm if nothing but this key
+  varies. The area below it is shaded within the window; with more than four arms the bars alone
+  show windows. A best value at an edge is named.
+- With several keys, parallel coordinates of each arm. {parallel} The sizes of a shape
+  (`tune=shape`) are keys of their own.
+- With several keys, the importance of each key for each arm. {importance} Trials outside the last
+  range do not enter. An arm of fewer than {least} trials with a score has no number, and a sentence
+  says so.
+
+The curves of the page are those of the confirmed runs alone, each arm at its best setting.
+
 ## The plots
 
 First comes what was swept, apart from the seed:
@@ -281,6 +302,10 @@ def page() -> str:
         bands=BANDS,
         estimate=ESTIMATE,
         about=ABOUT,
+        trials=ABOUT_TRIALS,
+        parallel=ABOUT_PARALLEL,
+        importance=ABOUT_IMPORTANCE,
+        least=LEAST_TRIALS,
         heat=ABOUT_HEAT,
         thinning=THINNING,
         method=METHOD,

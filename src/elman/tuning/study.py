@@ -142,15 +142,15 @@ def _sampled(history: History, sampler: Sampler) -> Proposal:
     import optuna
 
     space, bounds = history.space, history.ranges[-1]
-    distributions = _distributions(space, bounds)
-    with _quiet():
+    spaces = distributions(space, bounds)
+    with quiet():
         study = optuna.create_study(
             direction=history.config.goal,
             sampler=_sampler(sampler, history.config.seed, len(history.trials), space),
         )
         for trial in history.trials:
-            study.add_trial(_frozen(trial, distributions, history.attrs.get(trial.number or 0)))
-        asked = study.ask(distributions)
+            study.add_trial(_frozen(trial, spaces, history.attrs.get(trial.number or 0)))
+        asked = study.ask(spaces)
         attrs = study.get_trials(deepcopy=False)[asked.number].system_attrs
     values = {
         key: value if space.choices(key) is not None else space.snapped(key, value, bounds)
@@ -219,7 +219,7 @@ class Journal:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        with _quiet():
+        with quiet():
             backend = JournalFileBackend(str(self._path), lock_obj=_Locked())  # type: ignore[arg-type]
             self._storage = JournalStorage(backend)
 
@@ -259,12 +259,12 @@ class Journal:
         """Note that a point is tried."""
         from optuna.trial import TrialState, create_trial
 
-        distributions = _distributions(Space.of(self._config, arm), bounds)
-        with _quiet():
+        spaces = distributions(Space.of(self._config, arm), bounds)
+        with quiet():
             self._study(arm).add_trial(
                 create_trial(
                     params=dict(chosen.values),
-                    distributions=distributions,
+                    distributions=spaces,
                     state=TrialState.RUNNING,
                     system_attrs=dict(chosen.attrs),
                 )
@@ -275,7 +275,7 @@ class Journal:
         there = self._trials(arm)[_number(trial) - 1]
         if not trial.ended or there.state.is_finished():
             return
-        with _quiet():
+        with quiet():
             for key, value in (("status", trial.status), ("job", trial.job)):
                 self._storage.set_trial_user_attr(there._trial_id, key, value)
             self._study(arm).tell(there.number, trial.score, state=_state(trial))
@@ -303,7 +303,7 @@ class Journal:
     def _study(self, arm: Arm) -> optuna.Study:
         import optuna
 
-        with _quiet():
+        with quiet():
             return optuna.create_study(
                 study_name=arm.label,
                 storage=self._storage,
@@ -312,7 +312,7 @@ class Journal:
             )
 
     def _trials(self, arm: Arm) -> list[optuna.trial.FrozenTrial]:
-        with _quiet():
+        with quiet():
             return self._study(arm).get_trials(deepcopy=False)
 
 
@@ -345,21 +345,22 @@ def _state(trial: Trial) -> optuna.trial.TrialState:
 
 def _frozen(
     trial: Trial,
-    distributions: dict[str, Any],
+    spaces: dict[str, Any],
     attrs: Mapping[str, Any] | None,
 ) -> optuna.trial.FrozenTrial:
     from optuna.trial import create_trial
 
     return create_trial(
         params=dict(trial.values),
-        distributions=distributions,
+        distributions=spaces,
         state=_state(trial),
         value=trial.score if trial.scored else None,
         system_attrs=dict(attrs or {}),
     )
 
 
-def _distributions(space: Space, bounds: Bounds) -> dict[str, Any]:
+def distributions(space: Space, bounds: Bounds) -> dict[str, Any]:
+    """Return Optuna's distribution of each key of a space."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     found: dict[str, Any] = {}
@@ -372,7 +373,7 @@ def _distributions(space: Space, bounds: Bounds) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Optuna's remarks on its experimental parts off the terminal."""
     import optuna
 

@@ -202,12 +202,21 @@ class Figures:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a legend: a button that shows the curves of some rows alone."""
+    """An entry of a legend: a button that shows the curves of some rows alone.
+
+    Args:
+        rows: The rows.
+        style: Their line style.
+        name: What they are called.
+        marks: The marks of the rows, as in the table.
+        marker: Whether its line has the marker of an arm.
+    """
 
     rows: Sequence[int]
     style: int
     name: str
     marks: str = ""
+    marker: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from elman.report.comparison.blocks import Table
+from elman.report.comparison.draw_tuned import bars, marker, over_setting, parallel
 from elman.report.comparison.frame import Frame, cross, half_width, mark, short
 from elman.report.comparison.ink import (
     COLORS,
@@ -21,15 +23,19 @@ from elman.report.comparison.ink import (
     Places,
     Shape,
     Text,
+    svg,
 )
 from elman.report.comparison.pictures import (
     Axis,
+    Bars,
     Curve,
     Dot,
     HeatMap,
     Lines,
     OverNames,
     OverNumbers,
+    OverSetting,
+    Parallel,
     Picture,
     Point,
     Scatter,
@@ -62,6 +68,12 @@ def draw(picture: Picture) -> Drawing:
             return _heat_map(picture)
         case OverNames():
             return _over_names(picture)
+        case OverSetting():
+            return over_setting(picture)
+        case Parallel():
+            return parallel(picture)
+        case Bars():
+            return bars(picture)
     return _over_numbers(picture)
 
 
@@ -305,22 +317,76 @@ def _task(cell: TaskCell, x: float, y: float) -> Group:
     return Group(shapes, f"task {_TASK[cell.verdict]}", cell.number, tip=tip)
 
 
-def with_legend(drawing: Drawing, lines: Lines) -> Drawing:
-    """Return curves with their names below, as a figure alone needs them.
+def with_legend(drawing: Drawing, picture: Picture) -> Drawing:
+    """Return a picture with the names of its curves or arms below, as a figure alone needs them.
 
     Of more rows than line styles there is no legend.
     """
-    entries = {curve.row: curve for curve in reversed(lines.curves)}
-    if len(entries) > COLORS * DASHES:
+    entries = _named(picture)
+    if not entries or len(entries) > COLORS * DASHES:
         return drawing
-    names = {row: short(curve.full_name, _LONGEST_ENTRY) for row, curve in sorted(entries.items())}
+    names = {row: short(name, _LONGEST_ENTRY) for row, (name, _) in sorted(entries.items())}
     wide = 2 * _SAMPLE + _ENTRY_LETTER * max(map(len, names.values()), default=0)
     across = max(1, int(drawing.width / wide))
     shapes: list[Shape] = []
     for at, (row, name) in enumerate(names.items()):
         x, y = wide * (at % across) + 8, drawing.height + _ENTRY * (at // across) + 6
-        line = Path([[(x, y), (x + _SAMPLE, y)]], element="polyline")
-        shapes.append(Group([line], "line", row, entries[row].style))
+        style = entries[row][1]
+        line: Shape = Path([[(x, y), (x + _SAMPLE, y)]], element="polyline")
+        inside = [line, marker(style, x + _SAMPLE / 2, y)]
+        several = isinstance(picture, OverSetting)
+        shapes.append(
+            Group(inside if several else [line], "trial" if several else "line", row, style)
+        )
         shapes.append(Text(x + _SAMPLE + 6, y + 4, name, "name"))
     height = drawing.height + _ENTRY * math.ceil(len(names) / across) + 4
     return replace(drawing, height=height, shapes=[*drawing.shapes, *shapes])
+
+
+def _named(picture: Picture) -> dict[int, tuple[str, int]]:
+    """Return the name and the line style of each row that a picture tells by its color alone."""
+    match picture:
+        case Lines():
+            return {one.row: (one.full_name, one.style) for one in reversed(picture.curves)}
+        case OverSetting():
+            return {one.row: (one.name, one.style) for one in picture.arms}
+        case Bars():
+            return {
+                one.row: (one.name, one.style) for _, of_key in picture.groups for one in of_key
+            }
+    return {}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot.
+
+    Args:
+        picture: What it shows.
+        caption: What the plot shows, and how.
+        numbers: The same as a table; None if it would be too long.
+    """
+
+    picture: Picture
+    caption: str
+    numbers: Table | None
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return self.picture.title
+
+    @property
+    def shows_keys(self) -> bool:
+        """Whether it shows what was swept."""
+        return isinstance(self.picture, HeatMap | OverNames | OverNumbers)
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG for the page."""
+        return svg(draw(self.picture))
+
+    @property
+    def figure(self) -> Drawing:
+        """The picture for a paper: curves have their names below."""
+        return with_legend(draw(self.picture), self.picture)

@@ -9,7 +9,7 @@ from elman.report.comparison.ink import Drawing, Group, Path, Shape, Text
 from elman.report.comparison.pictures import Axis, Picture
 
 # On a narrow screen the type is larger in the units of the picture, and this much is needed.
-_WIDE_CHARACTER, _BETWEEN = 8.8, 11
+LETTER, _BETWEEN = 8.8, 11
 LONGEST_NAME = 36
 """Characters of a name in a picture."""
 
@@ -81,7 +81,7 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 def half_width(text: str) -> float:
     """Return half of the room that a text in the middle of its place needs, with a gap."""
-    return (len(text) * _WIDE_CHARACTER + _BETWEEN) / 2
+    return (len(text) * LETTER + _BETWEEN) / 2
 
 
 def short(name: str, most: int = LONGEST_NAME) -> str:

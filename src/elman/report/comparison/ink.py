@@ -93,6 +93,37 @@ PENS = {
     ".line circle": Pen(fill="c"),
     ".line path.cross": Pen("c", 1.8),
     ".line path.mark": _MARK,
+    "path.published": Pen("dim", 1.2, "4 3"),
+    "rect.grown": Pen(fill="box"),
+    "text.note": Pen(fill="dim", size=TYPE, halo=True),
+    ".trial polyline": Pen("c", 1.5),
+    ".trial polygon": Pen(fill="c"),
+    ".trial polygon.hollow": Pen("c", 1.8, fill="back"),
+    ".trial polygon.shade": Pen(fill="c", opacity=0.16),
+    ".trial polygon.reach": Pen(fill="c", opacity=0.75),
+    ".trial circle": Pen(fill="c"),
+    ".trial circle.hollow": Pen("c", 1.8, fill="back"),
+    ".trial circle.ring": Pen("text", 1.6),
+    ".trial path": Pen("c", 1.4),
+    ".trial path.sign": Pen("c", 1.8),
+    ".trial path.published": Pen("c", 1.2, "4 3"),
+    ".trial text.edge": _label("bad", bold=True),
+    ".sign circle": Pen(fill="dim"),
+    ".sign circle.hollow": Pen("dim", 1.8, fill="back"),
+    ".sign circle.ring": Pen("text", 1.6),
+    ".sign path": Pen("dim", 1.8),
+    ".strand polyline": Pen("c", 1.3),
+    ".strand polyline.far": Pen("dim", 0.7),
+    ".strand polyline.best": Pen("c", 3),
+    ".strand polyline.failed": Pen("bad", 0.9, "3 3"),
+    ".strand circle": Pen(fill="c"),
+    ".strand circle.far": Pen(fill="dim"),
+    ".strand path.sign": Pen("bad", 1.8),
+    ".upright path": Pen("dim"),
+    ".upright text": Pen(fill="text", size=TYPE),
+    ".upright text.tick": Pen(fill="dim", size=TYPE, halo=True),
+    ".share rect": Pen(fill="c"),
+    ".share text": _label("text"),
     ".point path": Pen("c", 1.2),
     ".point path.mark": _MARK,
     ".point circle": Pen(fill="c"),
@@ -319,11 +350,12 @@ def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
     return f"<svg {' '.join(attrs)}>{''.join(parts)}{inside}</svg>"
 
 
-def sample(style: int) -> str:
-    """Return the piece of line for a legend of the page."""
+def sample(style: int, marker: Shape | None = None) -> str:
+    """Return the piece of line for a legend of the page, with the marker of an arm at (13, 5)."""
+    kind, sign = ("line", "") if marker is None else ("trial", _svg(marker, ""))
     return (
-        f'<svg class="sample line {style_classes(style)}" width="26" height="10" '
-        'aria-hidden="true"><polyline points="1,5 25,5" /></svg>'
+        f'<svg class="sample {kind} {style_classes(style)}" width="26" height="10" '
+        f'aria-hidden="true"><polyline points="1,5 25,5" />{sign}</svg>'
     )
 
 
@@ -466,7 +498,7 @@ class _Sheet:
 
         pen = pen_of(group.css, path.element, path.css)
         if path.element == "polyline" and group.style is not None:
-            pen = replace(pen, dash=DASHED[group.style // COLORS % DASHES])
+            pen = replace(pen, dash=DASHED[group.style // COLORS % DASHES] or pen.dash)
         ink = self._ink(pen, group) | {"joinstyle": "round", "capstyle": "butt"}
         strokes = [list(stroke) for stroke in path.strokes if stroke]
         if path.element == "polygon":

@@ -40,9 +40,11 @@ from elman.report.comparison.blocks import (
     table,
 )
 from elman.report.comparison.conditions import data_names, run_marks
+from elman.report.comparison.draw import Plot
+from elman.report.comparison.draw_tuned import marker
 from elman.report.comparison.ink import COLORS, DARK, LIGHT, rules, sample, svg, variables
 from elman.report.comparison.notes import Failures, ending, failures_of, rate_notes, run_notes
-from elman.report.comparison.plots import GRID, PagePictures, Plot, page_pictures
+from elman.report.comparison.plots import GRID, PagePictures, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
@@ -75,6 +77,8 @@ _RUN_TEXTS = 5
 # With more rows than this the table scrolls in itself; with more runs, theirs is folded.
 _MANY_ROWS, _MANY_RUNS = 30, 60
 _MOST_NAMED = 12
+# The parallel coordinates of more arms are folded.
+_MOST_PARALLEL = 4
 # Classes of cells: the name of a row, its status, cells that do not wrap, and small type.
 _CELLS = {"model": "k", "status": "s", "spread": "w", "val spread": "w"}
 _CELLS |= {"published": "p", "backend": "b"}
@@ -91,7 +95,7 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield _tasks(report, pictures)
     yield Block("What was swept", _figures(pictures.swept))
     yield _table(report)
-    yield Block(TUNING_TITLE, tuning_parts(report.tuned))
+    yield Block(TUNING_TITLE, [*tuning_parts(report.tuned), *_trials(pictures)])
     yield Block("Who wins", wins_parts(report.wins, report.rows))
     yield Block(AUDIT, report.audit.parts())
     yield _plots(report, pictures.curves)
@@ -117,8 +121,12 @@ def page_text(report: Report) -> str:
         pens=Markup(rules()),
         css=_asset("page.css"),
         script=_asset("page.js") + _asset("page_values.js"),
-        sample=lambda style: Markup(sample(style)),
+        sample=_sample,
     )
+
+
+def _sample(style: int, marked: bool = False) -> Markup:
+    return Markup(sample(style, marker(style, 13, 5) if marked else None))
 
 
 @cache
@@ -355,6 +363,19 @@ def _plots(report: Report, plots: Sequence[Plot]) -> Block:
         if any(run.metrics is not None for run in row.runs)
     ]
     return Block("Plots", [Text(caption, "caption"), Legend(legend), *_figures(plots)])
+
+
+def _trials(pictures: PagePictures) -> Iterator[Any]:
+    """Yield the pictures of the trials of tuned sweeps."""
+    for one in pictures.tuned:
+        if len(one.arms) > 1:
+            yield Legend([Entry([arm.row], arm.style, arm.name, marker=True) for arm in one.arms])
+        yield from _figures(one.plots)
+        if len(one.parallel) > _MOST_PARALLEL:
+            yield Fold("The trials of each arm as parallel coordinates", _figures(one.parallel))
+        else:
+            yield from _figures(one.parallel)
+        yield from (Text(note, "caption") for note in one.notes)
 
 
 def _figures(plots: Sequence[Plot]) -> list[Figures]:

@@ -230,7 +230,137 @@ class HeatMap:
         return min(1.0, max(0.0, (loss - self.low) / (self.high - self.low)))
 
 
-Picture = Lines | Scatter | OverNumbers | OverNames | HeatMap
+@dataclass(frozen=True)
+class Tried:
+    """One setting of an arm in a picture of a tuned sweep: a trial, or confirmed runs.
+
+    Args:
+        at: The place of its value on the axis of the key.
+        score: Its score, or the mean over its seeds; None if it has none.
+        tip: Everything about it in one line.
+        status: How it ended.
+        ends: The lowest and the highest of its seeds.
+        best: Whether it is the best trial of its arm.
+    """
+
+    at: float
+    score: float | None
+    tip: str
+    status: str = "ok"
+    ends: tuple[float, float] = (0.0, 0.0)
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The window of an arm: from where to where, and whether it may reach farther."""
+
+    low: float
+    high: float
+    open_low: bool = False
+    open_high: bool = False
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class ArmTrials:
+    """One arm in a picture of a tuned sweep.
+
+    Args:
+        row: Number of its row in the table.
+        name: What it is called.
+        style: The line style of its row.
+        trials: Its trials in the order of their places.
+        confirmed: Its settings at full budget.
+        window: Its window; None if the key has none.
+        published: The place of its published value; None if it has none.
+        edge: At which edge its best value is, in words; empty if at none.
+    """
+
+    row: int
+    name: str
+    style: int
+    trials: Sequence[Tried]
+    confirmed: Sequence[Tried] = ()
+    window: Reach | None = None
+    published: float | None = None
+    edge: str = ""
+
+
+@dataclass(frozen=True)
+class OverSetting:
+    """The scores of the trials of every arm over one key.
+
+    Args:
+        name: Its name in files.
+        title: Its heading.
+        arms: The arms.
+        x: The key.
+        y: The score.
+        joined: Whether a line goes through the trials of an arm: nothing else varies.
+        upwards: Whether a higher score is better.
+        grown: Where each growth of the range begins and ends.
+    """
+
+    name: str
+    title: str
+    arms: Sequence[ArmTrials]
+    x: Axis
+    y: Axis
+    joined: bool = True
+    upwards: bool = False
+    grown: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Strand:
+    """One trial in parallel coordinates.
+
+    Args:
+        places: Its place on each axis, the score last; None there if it has no score.
+        tip: Everything about it in one line.
+        kind: ``best``, ``near`` (in the window), ``far``, or how it failed.
+    """
+
+    places: Sequence[float | None]
+    tip: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The trials of one arm as lines through an axis for each key, and one for the score."""
+
+    name: str
+    title: str
+    row: int
+    style: int
+    axes: Sequence[Axis]
+    strands: Sequence[Strand]
+    upwards: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: an arm's share."""
+
+    row: int
+    name: str
+    style: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Shares of a whole, each key's below its name."""
+
+    name: str
+    title: str
+    groups: Sequence[tuple[str, Sequence[Bar]]]
+    x: Axis
+
+
+Picture = Lines | Scatter | OverNumbers | OverNames | HeatMap | OverSetting | Parallel | Bars
 
 
 @dataclass(frozen=True)
@@ -309,6 +439,39 @@ def axis_of_values(label: str, texts: Sequence[str]) -> Axis:
         return Axis(label, values[0] / reach, values[-1] * reach, True, tuple(ticks))
     plain = axis(label, values)
     return Axis(label, plain.low, plain.high, False, tuple(ticks))
+
+
+def log_axis(label: str, low: float, high: float, *, zero: bool = False) -> Axis:
+    """Return a logarithmic axis with round ticks, and a margin at its ends.
+
+    Args:
+        label: What it measures.
+        low: The smallest value, above 0.
+        high: The largest one.
+        zero: Whether it has a place for 0, at its beginning; see :func:`on_log_axis`.
+    """
+    reach = max(high / low, 1.5) ** 0.05
+    start, end = low / reach, high * reach
+    ticks = [(tick, f"{tick:g}") for tick in _log_ticks(start, end)]
+    if zero:
+        gap = (end / start) ** 0.12
+        start /= gap * reach
+        ticks = [(start * reach, "0"), *ticks]
+    return Axis(label, start, end, True, tuple(ticks))
+
+
+def on_log_axis(axis: Axis, value: float) -> float:
+    """Return the place of a value on a logarithmic axis: that of 0 is its first tick."""
+    return value if value > 0 else axis.own_ticks[0][0]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers: powers of ten, with 2 and 5 or 3 between them if they are few."""
+    decades = math.log10(high / low)
+    steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 4.2 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [float(f"{step}e{power}") for power in powers for step in steps]
+    return [tick for tick in every if low <= tick <= high]
 
 
 def is_log(values: Sequence[float]) -> bool:

@@ -22,16 +22,12 @@ from elman.report.comparison.deciding import (
     efforts_at,
     mean_of_last_share,
 )
-from elman.report.comparison.draw import draw, draw_tasks, with_legend
-from elman.report.comparison.ink import Drawing, svg
+from elman.report.comparison.draw import Plot, draw_tasks
+from elman.report.comparison.ink import Drawing
 from elman.report.comparison.pictures import (
     Axis,
     Curve,
-    HeatMap,
     Lines,
-    OverNames,
-    OverNumbers,
-    Picture,
     Point,
     Scatter,
     axis,
@@ -42,6 +38,7 @@ from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.swept import SweptPlot, swept_plots
 from elman.report.comparison.tasks import Tasks, style_of_model
+from elman.report.comparison.tuned_plots import TunedPictures, tuned_pictures
 from elman.report.metrics_file import Floats, Metrics
 from elman.sections.budget import BudgetKind
 
@@ -85,42 +82,6 @@ _START = 0.2
 _MOST_LINES = 60
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _MOST_STRETCHES, _STRETCHES_OF_ALL = 250, 6000
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One plot.
-
-    Args:
-        picture: What it shows.
-        caption: What the plot shows, and how.
-        numbers: The same as a table; None if it would be too long.
-    """
-
-    picture: Picture
-    caption: str
-    numbers: Table | None
-
-    @property
-    def title(self) -> str:
-        """Its heading."""
-        return self.picture.title
-
-    @property
-    def shows_keys(self) -> bool:
-        """Whether it shows what was swept."""
-        return isinstance(self.picture, HeatMap | OverNames | OverNumbers)
-
-    @property
-    def svg(self) -> str:
-        """The picture as SVG for the page."""
-        return svg(draw(self.picture))
-
-    @property
-    def figure(self) -> Drawing:
-        """The picture for a paper: curves have their names below."""
-        drawing = draw(self.picture)
-        return with_legend(drawing, self.picture) if isinstance(self.picture, Lines) else drawing
 
 
 def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
@@ -272,7 +233,7 @@ def stretches(curves: Sequence[Curve]) -> int:
 
 def _loss_plot(rows: Sequence[Row], kind: BudgetKind, curves: Sequence[Curve]) -> Plot:
     name = kind.axis
-    title = f"Loss over {name}"
+    title = f"Loss over {name}{_of_winners(rows)}"
     tops = [float(curve.y[int(_START * curve.y.size) :].max()) for curve in curves if curve.ok]
     tops = tops or [float(curve.y.max()) for curve in curves]
     lows = [float(curve.y.min()) for curve in curves]
@@ -287,6 +248,12 @@ def _loss_plot(rows: Sequence[Row], kind: BudgetKind, curves: Sequence[Curve]) -
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
     picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
     return Plot(picture, caption, _at_equal(rows, name, curves))
+
+
+def _of_winners(rows: Sequence[Row]) -> str:
+    """Say that rows are runs of settings that a search chose, if all of them are."""
+    chosen = [run.tuning is not None for row in rows for run in row.runs]
+    return ": each arm at its best setting" if chosen and all(chosen) else ""
 
 
 def _thin(curves: Sequence[Curve]) -> list[Curve]:
@@ -455,17 +422,20 @@ class PagePictures:
         swept: What was swept.
         tasks: Accuracy by length of each task.
         curves: Everything else.
+        tuned: The trials of each tuned sweep.
     """
 
     grid: Drawing | None
     swept: tuple[Plot, ...]
     tasks: tuple[Plot, ...]
     curves: tuple[Plot, ...]
+    tuned: tuple[TunedPictures, ...] = ()
 
     @property
     def all(self) -> tuple[Plot, ...]:
         """Every plot, in the order of the page."""
-        return (*self.tasks, *self.swept, *self.curves)
+        trials = (plot for one in self.tuned for plot in (*one.plots, *one.parallel))
+        return (*self.tasks, *self.swept, *trials, *self.curves)
 
 
 def page_pictures(report: Report) -> PagePictures:
@@ -476,4 +446,5 @@ def page_pictures(report: Report) -> PagePictures:
     swept = tuple(plot for plot in plots if plot.shows_keys and not several)
     curves = tuple(plot for plot in plots if not plot.shows_keys)
     grid = draw_tasks(report.tasks) if report.tasks.cells else None
-    return PagePictures(grid, swept, tuple(length_plots(report.tasks)), curves)
+    tuned = tuned_pictures(report.tuned, report.rows)
+    return PagePictures(grid, swept, tuple(length_plots(report.tasks)), curves, tuple(tuned))

@@ -193,7 +193,7 @@ def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
 def _loss_axis(dots: Sequence[Dot], height: Height) -> tuple[Axis, str]:
     """Return an axis for the losses without those that would flatten all others, and a note."""
     losses = [dot.loss for dot in dots if dot.loss is not None]
-    top = _ceiling(losses)
+    top = ceiling(losses)
     ends = [end for dot in dots if dot.loss is not None for end in dot.ends]
     made = axis(height.label, [min(end, top) for end in ends] or [0.0, 1.0])
     over = sum(loss > made.high for loss in losses)
@@ -202,12 +202,12 @@ def _loss_axis(dots: Sequence[Dot], height: Height) -> tuple[Axis, str]:
     return made, note
 
 
-def _ceiling(losses: Sequence[float]) -> float:
+def ceiling(losses: Sequence[float], ways: float = 10) -> float:
     """Return a height above which a loss would flatten all others: ten times the median's way."""
     if len(losses) < _FEW:
         return math.inf
     low = min(losses)
-    high = low + 10 * (median(losses) - low)
+    high = low + ways * (median(losses) - low)
     return high if low < high < max(losses) else math.inf
 
 
@@ -231,7 +231,7 @@ def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
         for number, pair in enumerate(pairs)
     ]
     losses = [dot.loss for dot in dots if dot.loss is not None]
-    high = min(max(losses), _ceiling(losses))
+    high = min(max(losses), ceiling(losses))
     picture = HeatMap(
         f"swept-{keys[0]}-{keys[1]}".replace(".", "-"),
         f"{shown.height.title} over {keys[across]} and {keys[1 - across]}",
