@@ -109,8 +109,7 @@ def main() -> None:
     overrides = [*(overrides or TINY), *TRIAL]
     measured = alone if arguments.clock == "cpu" else sweep
     with tempfile.TemporaryDirectory(prefix="elman-trials-") as folder:
-        first = [sys.executable, "-m", "elman", *overrides, f"hydra.run.dir={folder}/first"]
-        subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
+        list(sweep(Path(folder) / "first", overrides, 1))
         began = os.getloadavg()[0]
         rows = list(measured(Path(folder) / "jobs", overrides, arguments.jobs))
         print(f"{' '.join(overrides)}; load {began:.1f} before, {os.getloadavg()[0]:.1f} after")
