@@ -23,7 +23,7 @@ from .fake_sweep import FakeSweep, merged
 
 ONE, OTHER = "e97", "e72_inverse"
 RATES = (3e-4, 1e-3, 3e-3)
-NOISE = np.random.default_rng(0).normal(0, 0.01, 60)
+NOISE = np.random.default_rng(0).normal(0, 0.002, 60)
 FLAT = [*np.linspace(5, 1.5, 20), *(1.5 + NOISE)]
 FALLING = list(np.linspace(5, 1.5, 80))
 GPU = {
@@ -456,8 +456,14 @@ def test_published_figures_say_little_of_where_they_are_from(tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_does_not_fall(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(0, 0.05, 400)
-    assert fall(1.5 + noise) == 0
+    assert not fall(1.5 + noise)
+    assert fall(1.5 + noise / 20) == 0
     assert fall(np.linspace(3, 1.5, 400) + noise) == pytest.approx(0.2, abs=0.05)
+
+
+def test_noise_that_would_hide_a_fall_leaves_it_unknown() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.2, 400)
+    assert fall(1.5 + noise) is None
 
 
 def test_of_few_steps_the_slope_is_not_known() -> None:

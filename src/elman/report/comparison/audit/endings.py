@@ -30,18 +30,18 @@ SLOPE = (
     f"the slope of the loss over the last {LAST:.0%} of the steps, fitted to the means of "
     f"{_FEWEST} to {_BLOCKS} equal blocks: a curve falls if the slope is below zero at the 0.1 % "
     f"level (Student's t over the blocks) and the fall over that part is more than {FALLS_BY:.0%} "
-    "of the loss"
+    "of the loss; where the noise would hide such a fall, it is not known"
 )
 
 
 def fall(values: Floats) -> float | None:
-    """Return by what share of its end a curve falls over its last part; 0 where that is noise.
+    """Return by what share of its end a curve falls over its last part; 0 if it is flat.
 
     Args:
         values: The curve, a number for each step.
 
     Returns:
-        The share; None if the part has too few points to know.
+        The share; None if the part has too few points, or too much noise to see such a fall.
     """
     last = values[-max(1, round(LAST * values.size)) :]
     blocks = min(_BLOCKS, last.size)
@@ -52,10 +52,14 @@ def fall(values: Floats) -> float | None:
     slope = float((x * means).sum() / (x * x).sum())
     rest = means - means.mean() - slope * x
     error = float(np.sqrt((rest @ rest) / (blocks - 2) / (x * x).sum()))
-    if slope + quantile(_LEVEL, blocks - 2) * error >= 0 or means[-1] <= 0:
-        return 0.0
-    share = -slope * blocks / float(means[-1])
-    return share if share > FALLS_BY else 0.0
+    if means[-1] <= 0:
+        return None
+    whole = blocks / float(means[-1])
+    share, doubt = -slope * whole, quantile(_LEVEL, blocks - 2) * error * whole
+    if share > max(doubt, FALLS_BY):
+        return share
+    would_be_seen = doubt < FALLS_BY or share + doubt < FALLS_BY
+    return 0.0 if would_be_seen else None
 
 
 def _fall_of(run: Run) -> float | None:
@@ -97,7 +101,9 @@ def still_falling(subject: Subject) -> Finding | None:
             f"{named(falling)}"
         )
     if silent:
-        return unknown(f"too few steps recorded in {named(silent)}")
+        return unknown(
+            f"too few steps, or too noisy to see a fall of {FALLS_BY:.0%}: {named(silent)}"
+        )
     return equal("every curve is flat at its end")
 
 
