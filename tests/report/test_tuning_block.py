@@ -14,7 +14,13 @@ from rich.console import Console
 from elman.cli.main import main
 from elman.report.comparison.page import page_text
 from elman.report.comparison.report_data import Report, make_report
-from elman.report.comparison.tuning import print_tuning, rank_line, sentences, table_of
+from elman.report.comparison.tuning import (
+    care_line,
+    print_tuning,
+    rank_line,
+    sentences,
+    table_of,
+)
 from elman.report.comparison.write import csv_text, markdown_text
 
 from .fake_sweep import FakeSweep
@@ -162,12 +168,12 @@ def test_the_table_shows_windows_edges_and_both_confirmations(sweep: FakeSweep) 
     (tuned,) = make_report([sweep.folder]).tuned
     assert table_of(tuned).cells == [
         [
-            *("e1", "4, 1 nan", "optim.lr 0.001", "optim.lr 0.001 to 0.001 (1 point)", "-"),
+            *("e1", "4, 1 nan", "optim.lr 0.001", "optim.lr 0.001 (1 point)", "-"),
             *("1.4000", "1.3003 (1.2891 to 1.3115, n=3)", "1.5197 (1.5085 to 1.5309, n=3)"),
             "leads",
         ],
         [
-            *("e42", "4", "optim.lr 0.0003", "optim.lr 0.0003 to 0.0003 (1 point)", "-"),
+            *("e42", "4", "optim.lr 0.0003", "optim.lr 0.0003 (1 point)", "-"),
             *("1.5000", "1.4210 (1.4096 to 1.4324, n=3)", "1.4210 (1.4096 to 1.4324, n=3)"),
             "worse",
         ],
@@ -198,6 +204,14 @@ def test_an_arm_at_an_edge_gets_no_verdict_and_a_wider_range_to_type(sweep: Fake
     assert wider in printed(report)
     assert f"`{TYPED} tune.space.optim.lr.high=0.1`" in markdown_text(report)
     assert f"<code>{TYPED} tune.space.optim.lr.high=0.1</code>" in page_text(report)
+
+
+def test_an_arm_at_an_edge_inside_the_range_gets_more_trials_to_type(sweep: FakeSweep) -> None:
+    inside = {1e-4: 1.9, COMMON: 1.6, 1e-3: 1.5}
+    tune(sweep, "e1", inside, best=[1.3, 1.31, 1.29], common=[])
+    tune(sweep, "e42", inside, best=[1.4, 1.41, 1.39], common=[])
+    more = f"for a verdict on e1, e42: elman -m sweep.add={sweep.folder} tune.trials=16"
+    assert more in printed(make_report([sweep.folder]))
 
 
 def test_an_arm_whose_confirmation_failed_or_has_one_seed_gets_no_verdict(
@@ -236,6 +250,17 @@ def test_arms_of_unequal_conditions_are_not_compared(sweep: FakeSweep) -> None:
         overrides = ("model=e68", f"train.seed={seed}", "train.batch_size=8")
         sweep.job(*overrides, tuning=told, result={"loss": 1.0 + seed / 100})
     assert "e68, its runs have other conditions (batch)" in said(sweep)[0]
+
+
+def test_the_care_that_every_arm_got_is_said(sweep: FakeSweep) -> None:
+    two_arms(sweep)
+    sweep.top["tune"]["ranges"].append({"optim.lr": {"low": 1e-4, "high": 3e-2}})
+    sweep.write()
+    (tuned,) = make_report([sweep.folder]).tuned
+    assert care_line(tuned) == (
+        "Every arm had 8 trials of the full budget from the same space, with optim.lr 0.0001 to "
+        "0.03, which grew 1 time for all."
+    )
 
 
 def test_trials_that_order_settings_as_whole_runs_do_not_are_counted(sweep: FakeSweep) -> None:
@@ -314,7 +339,7 @@ def test_mode_verdict_refuses_an_arm_that_gets_no_verdict(
     assert main(["mode=verdict", "verdict.a=e1", "verdict.b=e42", rows]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "no verdict on this row: its best value is at the lower edge of optim.lr" in line
-    assert line.endswith("tune.space.optim.lr.low=5e-06")
+    assert line.endswith("tune.space.optim.lr.low=1e-05")
 
 
 def printed(report: Report) -> list[str]:

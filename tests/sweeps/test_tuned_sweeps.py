@@ -142,7 +142,7 @@ def test_a_best_value_at_the_edge_lets_the_range_grow_for_all_arms(sweeps: Sweep
         assert [one.growth for one in tuned.of(arm)] == [0] * 4 + [1] * 2
         assert all(rate > 9e-4 for rate in rates(tuned, arm)[4:])
     assert "the range grew 1 x" in output
-    assert "at the edge: optim.lr high" in output
+    assert "its best value is at the upper edge of optim.lr" in output
 
 
 def test_a_killed_sweep_goes_on_and_no_trial_is_lost_or_tried_twice(sweeps: Sweeps) -> None:

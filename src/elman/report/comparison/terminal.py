@@ -17,9 +17,7 @@ from elman.report.comparison.tuning import print_tuning
 from elman.report.comparison.wins_text import print_wins
 from elman.report.comparison.write import write_report
 from elman.report.tables.sweep import notes, print_sweep
-from elman.report.tables.tuned import print_tuned
 from elman.sweeps.row import SweepRow
-from elman.tuning.trials import trials_of
 
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
@@ -87,8 +85,6 @@ def print_training_sweep(
         say(console, f"warning: no report: {error}")
         return
     print_report(console, report)
-    if (tuned := trials_of(folder)) is not None:
-        print_tuned(console, tuned)
     for note in notes(rows):
         say(console, note)
     say(console, f"sweep folder: {folder}")

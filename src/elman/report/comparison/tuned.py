@@ -25,8 +25,9 @@ from elman.tuning.windows import Window, window
 
 # More seeds for an arm of one seed: with three an interval begins to be of use.
 _MORE_OF_ONE = 2
-# A wider range reaches so much farther.
-_WIDER = 10.0
+# A wider range reaches farther by this factor. A value within the other one of the end of the range
+# is at that end.
+_WIDER, _NEAR = 10.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,12 @@ def _more_seeds(source: Source, seeds: Sequence[int]) -> str:
 def why_unjudged(source: Source, label: str) -> tuple[str, str]:
     """Return why the best setting of an arm is not judged, and what to type; else empty texts."""
     sweep = tuned_sweep(source)
-    facts = [] if not isinstance(sweep, TunedSweep) else sweep.arms
-    for one in facts:
+    if not isinstance(sweep, TunedSweep):
+        return "", ""
+    for one in sweep.arms:
         if one.arm.label == label:
             runs = confirmed_runs(source, label, BEST)
-            return _why_not(source, one, runs, BEST)
+            return _why_not(source, sweep.tuned, one, runs, BEST)
     return "", ""
 
 
@@ -189,7 +191,7 @@ def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -
             score = getattr(run.result, tuned.score) if run.counts else None
             if score is not None and run.seed is not None:
                 scores.setdefault(run.seed, float(score))
-        why, command = _why_not(source, one, runs, phase)
+        why, command = _why_not(source, tuned, one, runs, phase)
         if not why and len(scores) == 1:
             first = max(scores) + 1
             why, command = ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
@@ -197,7 +199,9 @@ def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -
     return found
 
 
-def _why_not(source: Source, facts: ArmFacts, runs: Sequence[Run], phase: str) -> tuple[str, str]:
+def _why_not(
+    source: Source, tuned: Tuned, facts: ArmFacts, runs: Sequence[Run], phase: str
+) -> tuple[str, str]:
     """Return why an arm gets no verdict, and what to type; two empty texts if it may get one."""
     again = "" if source.living else f"elman -m {pasteable('sweep.resume', str(source.folder))}"
     if not runs:
@@ -211,7 +215,7 @@ def _why_not(source: Source, facts: ArmFacts, runs: Sequence[Run], phase: str) -
         ends = ", ".join(f"seed {run.seed}: {run.status}" for run in failed)
         return f"{len(failed)} of its {len(runs)} confirmed runs failed ({ends})", again
     if facts.edges and phase == BEST:
-        return _edge_words(facts), _wider(source, facts)
+        return _edge_words(facts), _beyond(source, facts, tuned)
     return "", ""
 
 
@@ -221,16 +225,30 @@ def _edge_words(facts: ArmFacts) -> str:
     return f"its best value is at {' and at '.join(ends)}, so a better one may lie beyond"
 
 
-def _wider(source: Source, facts: ArmFacts) -> str:
-    """Return the command of a sweep whose range reaches farther, for all arms alike."""
+def _beyond(source: Source, facts: ArmFacts, tuned: Tuned) -> str:
+    """Return the command that looks beyond an edge, for all arms alike.
+
+    These are more trials if the range goes on beyond the best value, or else a wider range, which
+    is another sweep.
+    """
     texts = []
     for key, side in facts.edges.items():
         value = facts.first.values.get(key) if facts.first is not None else None
-        if not isinstance(value, int | float) or not value:
+        low, high = tuned.bounds[key]
+        if not isinstance(value, int | float) or not tuned.config.leaves[key].is_range or not low:
             return ""
-        farther = value * _WIDER if side == "high" else value / _WIDER
-        texts.append(f"tune.space.{key}.{side}={farther:g}")
-    return " ".join([source.command, *texts]) if source.command else ""
+        if (high / value if side == "high" else value / low) < _NEAR:
+            farther = high * _WIDER if side == "high" else low / _WIDER
+            texts.append(f"tune.space.{key}.{side}={farther:.3g}")
+    if not texts:
+        add = pasteable("sweep.add", str(source.folder))
+        return f"elman -m {add} tune.trials={2 * tuned.config.trials}"
+    try:
+        typed = shlex.split(source.command)
+    except ValueError:
+        return ""
+    kept = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+    return shlex.join([*kept, *texts]) if kept else ""
 
 
 def _comparable(arms: Sequence[Arm], source: Source, phase: str) -> list[Arm]:

@@ -108,10 +108,12 @@ def _windows(facts: ArmFacts) -> str:
     """Return each key's window with the number of points in it."""
     found = []
     for key, one in facts.windows.items():
-        low = _number(one.low) + (" or less" if one.open_low else "")
-        high = _number(one.high) + (" or more" if one.open_high else "")
+        ends = [_number(one.low), _number(one.high)]
+        text = " to ".join(dict.fromkeys(ends))
+        text += " or less" if one.open_low else ""
+        text += " or more" if one.open_high else ""
         points = f"{len(one.points)} point{'' if len(one.points) == 1 else 's'}"
-        found.append(f"{key} {low} to {high} ({points})")
+        found.append(f"{key} {text} ({points})")
     return ", ".join(found)
 
 
@@ -210,6 +212,21 @@ def _same_leader(sweep: TunedSweep, leader: str) -> str:
     return f"The two orders do not differ in their leader{more}."
 
 
+def care_line(sweep: TunedSweep) -> str:
+    """Say how much care every arm got, which is the same for all."""
+    config, tuned = sweep.tuned.config, sweep.tuned
+    each = "the full budget"
+    if config.minutes is not None:
+        each = f"{config.minutes:g} minutes"
+    elif config.steps is not None:
+        each = f"{config.steps:,} steps"
+    ends = [f"{key} {low:g} to {high:g}" for key, (low, high) in tuned.bounds.items()]
+    grown = len(tuned.ranges) - 1
+    growth = f", which grew {grown} time{'' if grown == 1 else 's'} for all" if grown > 0 else ""
+    ranges = f", with {', '.join(ends)}{growth}" if ends else ""
+    return f"Every arm had {config.trials} trials of {each} from the same space{ranges}."
+
+
 def rank_line(sweep: TunedSweep) -> str:
     """Say whether the trials put settings into the order that whole runs do."""
     ranks = sweep.ranks
@@ -256,7 +273,7 @@ def _parts(sweep: TunedSweep) -> Iterator[Any]:
     yield Items([Item(sentence) for sentence in sentences(sweep)], "wins")
     yield from commands(sweep)
     yield table_of(sweep)
-    yield Text(rank_line(sweep))
+    yield Text(f"{care_line(sweep)} {rank_line(sweep)}")
     yield Text(NOT_CORRECTED, "caption")
     yield Fold("How the verdict is given", [Text(METHOD)])
 
@@ -268,7 +285,7 @@ def tuning_markdown(sweeps: Sequence[TunedSweep]) -> Iterator[str | Command | Ta
         yield from sentences(sweep)
         yield from commands(sweep)
         yield table_of(sweep)
-        yield rank_line(sweep)
+        yield f"{care_line(sweep)} {rank_line(sweep)}"
         yield METHOD
 
 
@@ -277,7 +294,7 @@ def print_tuning(console: Console, sweeps: Sequence[TunedSweep]) -> None:
     for sweep in sweeps:
         say(console, f"{TITLE}:")
         terminal_table(table_of(sweep), _SPARE).print(console)
-        for line in (*sentences(sweep), rank_line(sweep)):
+        for line in (*sentences(sweep), care_line(sweep), rank_line(sweep)):
             say(console, one_line(line))
         for command in commands(sweep):
             say(console, one_line(f"{command.purpose}: {command.text}"))
