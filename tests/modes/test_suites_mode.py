@@ -64,6 +64,12 @@ def test_neither_needs_torch(tmp_path: Path) -> None:
         assert ended.stdout.splitlines()[-1] == "False", ended.stderr
 
 
+def test_a_suite_whose_runs_choose_their_tasks_is_explained(elman_here: Elman) -> None:
+    status, output, errors = elman_here("mode=suites", "benchmark=expressivity_quick")
+    assert (status, errors) == (0, "")
+    assert "1e-3 (data=parity); 3e-3 (data=s3)" in " ".join(output.split())
+
+
 def test_suites_of_the_users_own_are_listed_and_explained(
     elman_here: Elman, tmp_path: Path
 ) -> None:

@@ -95,7 +95,10 @@ def typed_config(tree: DictConfig, model_choice: str, named: frozenset[str]) -> 
     """Validate a composed tree; ``named`` are the dotted keys that the user named."""
     from elman.config.validate import validate
 
-    return validate(plain_tree(tree, model_choice), named)
+    plain = plain_tree(tree, model_choice)
+    if plain.get("mode") == "suites":  # the data of a suite are complete in each of its runs alone
+        plain["data"] = {}
+    return validate(plain, named)
 
 
 def plain_tree(tree: DictConfig, model_choice: str) -> dict[str, Any]:
