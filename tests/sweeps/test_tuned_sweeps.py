@@ -217,7 +217,7 @@ REFUSED = {
     ),
     "+tune.space.model.dim={values: [128, 256]}": "tune.space.model.dim: changes the size of e1",
     "+tune.space.train.seed={values: [1, 2]}": "tune.space.train.seed: is the same for all trials",
-    "+tune.space.data.val_bytes={values: [1, 2]}": "tune.space.data.val_bytes: is no setting of a",
+    "+tune.space.data.val_bytes={values: [1, 2]}": "data.val_bytes: no arm is tuned in it",
     "optim.lr=1e-3,2e-3": "optim.lr: is swept, and tune.space.optim.lr finds it",
     "optim.lr=0.5": (
         "tune.space.optim.lr: the published setting of e1 is 0.5, outside 0.0001 to 0.01; type "
@@ -269,3 +269,36 @@ def test_optuna_and_scipy_are_imported_only_where_something_is_tuned(tmp_path: P
             timeout=120,
         )
         assert "imported []" in done.stdout, (command, done.stderr)
+
+
+def test_shapes_of_one_size_are_tuned_with_the_settings_that_make_them(
+    elman: Callable[..., Ended],
+) -> None:
+    ended = elman("model=llama", "tune=shape", "sweep.dry_run=true")
+    assert ended.status == 0, ended.errors
+    assert "tune=shape: optim.lr, shape of 1 arm" in ended.output
+    assert "optim.lr=0.0003 model.depth=20 model.dim=640 train.seed=0" in ended.output
+
+
+def test_another_model_can_stand_for_a_model_in_its_trials(elman: Callable[..., Ended]) -> None:
+    command = ["-m", "model=e1,e42", "tune=rates", "+tune.trial_models.e1=e1_1280x6"]
+    ended = elman(*command, "sweep.dry_run=true")
+    assert ended.status == 0, ended.errors
+    trials = [line for line in ended.output.splitlines() if line.startswith("elman ")]
+    assert [line.split()[1] for line in trials] == ["model=e1_1280x6", "model=e42"]
+    assert "job 1: e1, " in ended.output
+
+
+def test_a_trial_that_ends_inside_its_warm_up_is_noted(elman: Callable[..., Ended]) -> None:
+    command = ["model=e1", "tune=rates", "tune.steps=50", "train.steps=500", "sweep.dry_run=true"]
+    note = "note: a trial of e1 ends inside its warm-up of 100 steps"
+    assert note in elman(*command).output
+    assert note not in elman(*command, "optim.warmup_share=0.1").output
+
+
+def test_a_suite_is_tuned_as_models_are(elman: Callable[..., Ended]) -> None:
+    command = ["benchmark=peers_100m", "benchmark.only=[e97,llama]", "tune=rates"]
+    ended = elman(*command, "sweep.dry_run=true")
+    assert ended.status == 0, ended.errors
+    assert "optim.lr of 2 arms" in ended.output
+    assert "then whole runs: 14 at most, of 10 min" in ended.output  # its three seeds

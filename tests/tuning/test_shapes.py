@@ -37,5 +37,5 @@ def test_a_model_without_another_shape_is_refused() -> None:
     narrow = ShapeSpace(depth=[1.0, 1.0])
     shapes = shapes_of(config, "auto", narrow, 0.001)
     assert shapes == (f"depth={config.depth} dim={config.dim}",)
-    with pytest.raises(UserError, match=r"e1 has no other shape within 0.1% of its"):
+    with pytest.raises(UserError, match=r"e1: no other shape of e1_1280x6 has its size"):
         check_shapes("e1", config, shapes, 0.001)

@@ -169,6 +169,13 @@ def test_each_end_has_its_own_state_and_no_made_up_score(tmp_path: Path) -> None
     assert found[1].params == {"optim.lr": 1e-3}
 
 
+def test_a_study_is_made_once(tmp_path: Path) -> None:
+    begun(tmp_path, [one(1, 2.5), one(2, 2.6, 2e-3)])
+    begun(tmp_path, [one(1, 2.5), one(2, 2.6, 2e-3)])
+    lines = [json.loads(line) for line in (tmp_path / "tune.journal").read_text().splitlines()]
+    assert len(lines) < 16
+
+
 def test_a_trial_that_ran_is_told_when_the_sweep_goes_on(tmp_path: Path) -> None:
     begun(tmp_path, [one(1, "running")])
     lines = (tmp_path / "tune.journal").read_text()

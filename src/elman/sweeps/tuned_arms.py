@@ -205,27 +205,30 @@ def _published(label: str, whole: RunConfig, config: TuneConfig) -> dict[str, Va
 def _read(label: str, key: str, config: RunConfig) -> Any:
     """Return the value of a key; raise UserError if the arm does not read it, or may not."""
     section, _, name = key.partition(".")
-    tree = flatten(config)
+    tree, typed = flatten(config), f"tune.space.{key}"
     if section not in _SECTIONS or (section == "train" and name not in _OF_TRAIN):
-        known = [f"train.{one}" for one in _OF_TRAIN]
-        known += [f"{one}.{each}" for one in ("optim", "model") for each in tree[one]]
-        what = "is no setting of a model" if section not in _SECTIONS else "is not tuned"
-        if key in (SEED, *(f"train.{kind}" for kind in BUDGETS)):
-            what = "is the same for all trials"
-        raise UserError(
-            f"tune.space.{key}: {what}{did_you_mean(key, known)}; drop it from the space"
-        )
+        raise UserError(f"{typed}: {_why_not(key, tree)}; drop it from the space")
     if name not in tree[section]:
-        hint = did_you_mean(key, [f"{section}.{one}" for one in tree[section]])
+        hint = did_you_mean(typed, [f"tune.space.{section}.{one}" for one in tree[section]])
         raise UserError(
-            f"tune.space.{key}: {label} ({_reader(section, config)}) does not read it{hint}; drop "
-            "it from the space, or leave that arm out"
+            f"{typed}: {label} ({_reader(section, config)}) does not read it{hint}; drop it from "
+            "the space, or leave that arm out"
         )
     if key in size_keys(config.model.cell):
         raise UserError(
-            f"tune.space.{key}: changes the size of {label}; tune=shape searches shapes of one size"
+            f"{typed}: changes the size of {label}; tune=shape searches shapes of one size"
         )
     return tree[section][name]
+
+
+def _why_not(key: str, tree: Mapping[str, Any]) -> str:
+    """Return why a key cannot be tuned whatever the arm, and which one may be meant."""
+    if key in (SEED, *(f"train.{kind}" for kind in BUDGETS)):
+        return "is the same for all trials"
+    known = [f"tune.space.train.{one}" for one in _OF_TRAIN]
+    known += [f"tune.space.{one}.{each}" for one in ("optim", "model") for each in tree[one]]
+    hint = did_you_mean(f"tune.space.{key}", known)
+    return f"no arm is tuned in it{hint}"
 
 
 def _reader(section: str, config: RunConfig) -> str:

@@ -41,7 +41,7 @@ def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:
         + (f", and at most {growths} more if a best value is at the edge" if growths else ""),
         f"then whole runs: {whole} at most, of {_budgets(arms)}",
     ]
-    return [*lines, *_time(arms, tuned, places)]
+    return [*lines, *_time(arms, tuned, places), *_warm_ups(arms, config)]
 
 
 def _number(count: int, noun: str) -> str:
@@ -77,6 +77,20 @@ def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:
         f"training: {duration(60 * total)} of one place at most, about "
         f"{duration(60 * total / places)} with {_number(places, 'place')}, starts apart"
     )
+
+
+def _warm_ups(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
+    """Yield a note if a trial ends before its rate has risen to the one that is tried."""
+    for arm in arms:
+        steps = arm.trial.train.limits.get("steps") if config.steps is None else config.steps
+        warm_up = getattr(arm.trial.optim, "warmup_steps", 0)
+        if getattr(arm.trial.optim, "warmup_share", None) is not None or config.minutes is not None:
+            continue
+        if steps is not None and steps <= warm_up:
+            yield (
+                f"note: a trial of {arm.arm.label} ends inside its warm-up of {warm_up} steps, so "
+                "it never has the rate that is tried; type optim.warmup_share=0.1"
+            )
 
 
 def minutes_of(arms: Sequence[ArmJobs], config: TuneConfig) -> tuple[float, float] | None:

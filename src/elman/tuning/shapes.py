@@ -105,6 +105,6 @@ def check_shapes(label: str, model: ModelConfig, shapes: tuple[str, ...], hold: 
     """
     if len(shapes) < 2:
         raise UserError(
-            f"tune.shape: {label} has no other shape within {hold:.1%} of its {model.name}'s size; "
+            f"tune.shape: {label}: no other shape of {model.name} has its size within {hold:.1%}; "
             f"type tune.hold_params={max(2 * hold, 0.02):g}, or leave it out"
         )

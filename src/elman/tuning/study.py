@@ -222,6 +222,7 @@ class Journal:
         with quiet():
             backend = JournalFileBackend(str(self._path), lock_obj=_Locked())  # type: ignore[arg-type]
             self._storage = JournalStorage(backend)
+        self._studies: dict[str, optuna.Study] = {}
 
     def begin(self, arms: Sequence[Arm], trials: Sequence[Trial], bounds: Bounds) -> None:
         """Bring the journal to what the sweep has recorded.
@@ -303,13 +304,15 @@ class Journal:
     def _study(self, arm: Arm) -> optuna.Study:
         import optuna
 
-        with quiet():
-            return optuna.create_study(
-                study_name=arm.label,
-                storage=self._storage,
-                direction=self._config.goal,
-                load_if_exists=True,
-            )
+        if arm.label not in self._studies:
+            with quiet():
+                self._studies[arm.label] = optuna.create_study(
+                    study_name=arm.label,
+                    storage=self._storage,
+                    direction=self._config.goal,
+                    load_if_exists=True,
+                )
+        return self._studies[arm.label]
 
     def _trials(self, arm: Arm) -> list[optuna.trial.FrozenTrial]:
         with quiet():
