@@ -206,6 +206,17 @@ def test_an_arm_at_an_edge_gets_no_verdict_and_a_wider_range_to_type(sweep: Fake
     assert f"<code>{TYPED} tune.space.optim.lr.high=0.1</code>" in page_text(report)
 
 
+def test_a_window_that_ends_where_trials_ended_may_reach_farther(sweep: FakeSweep) -> None:
+    tune(sweep, "e1", {1e-4: 1.6, COMMON: 1.5, 1e-3: 1.505}, best=[1.3, 1.31], common=[])
+    tune(sweep, "e42", {COMMON: 1.9, 1e-3: 1.5, 3e-3: 1.6}, best=[1.4, 1.41], common=[])
+    (tuned,) = make_report([sweep.folder]).tuned
+    windows = [line[3] for line in table_of(tuned).cells]
+    assert windows == [
+        "optim.lr 0.0003 to 0.001 (2 points, may reach higher)",
+        "optim.lr 0.001 (1 point)",
+    ]
+
+
 def test_an_arm_at_an_edge_inside_the_range_gets_more_trials_to_type(sweep: FakeSweep) -> None:
     inside = {1e-4: 1.9, COMMON: 1.6, 1e-3: 1.5}
     tune(sweep, "e1", inside, best=[1.3, 1.31, 1.29], common=[])

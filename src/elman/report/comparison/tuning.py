@@ -38,6 +38,13 @@ NOT_CORRECTED = (
     "Who wins compares the confirmed runs at equal steps, minutes and bytes, too; it does not "
     "correct for having chosen the leader by its result."
 )
+_OPEN = {
+    (False, False): "",
+    (True, False): ", may reach lower",
+    (False, True): ", may reach higher",
+    (True, True): ", may reach lower and higher",
+}
+"""What is said of a window whose lowest or highest value is the last one that was tried."""
 _UNITS = {"val_bpb": "bits per byte", "accuracy": "accuracy"}
 HEADS = (
     *("arm", "trials", "best setting", "window", "edge", "trial score"),
@@ -110,10 +117,8 @@ def _windows(facts: ArmFacts) -> str:
     for key, one in facts.windows.items():
         ends = [_number(one.low), _number(one.high)]
         text = " to ".join(dict.fromkeys(ends))
-        text += " or less" if one.open_low else ""
-        text += " or more" if one.open_high else ""
         points = f"{len(one.points)} point{'' if len(one.points) == 1 else 's'}"
-        found.append(f"{key} {text} ({points})")
+        found.append(f"{key} {text} ({points}{_OPEN[one.open_low, one.open_high]})")
     return ", ".join(found)
 
 
