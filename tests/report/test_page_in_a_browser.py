@@ -205,3 +205,93 @@ def test_three_hundred_rows_fit_without_overlapping_labels(
     assert found["wide"] <= 0
     assert found["overlaps"] == []
     assert found["small"] > 9
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the page of a tuned sweep over two keys whose range grew, with failures."""
+    space = {
+        "optim": {
+            "lr": {"low": 1e-4, "high": 1e-2, "log": True},
+            "weight_decay": {"low": 1e-3, "high": 1.0, "log": True},
+        }
+    }
+    decays = {"optim.weight_decay": {"low": 1e-3, "high": 1.0}}
+    arms = ("e1", "e42", "mamba2")
+    published = {"optim.lr": 3e-4, "optim.weight_decay": 0.1}
+    head = {
+        "config": {"space": space},
+        "score": "val_bpb",
+        "goal": "minimize",
+        "arms": [{"arm": arm, "model": arm, "published": published} for arm in arms],
+        "ranges": [decays | {"optim.lr": {"low": 1e-4, "high": top}} for top in (1e-2, 1e-1)],
+        "state": "done",
+    }
+    sweep = FakeSweep(tmp_path_factory.mktemp("tuned") / "sweep", tune=head)
+    for place, arm in enumerate(arms):
+        for number in range(12):
+            values = {
+                "optim.lr": float(f"{1e-4 * 1000 ** (number / 11):.4g}"),
+                "optim.weight_decay": float(f"{1e-3 * 1000 ** (number * 5 % 12 / 11):.4g}"),
+            }
+            failed = {11: "nan", 10: "oom", 0: "crash"} if arm == "e1" else {}
+            status = failed.get(number, "ok")
+            trial = {"arm": arm, "phase": "trial", "trial": number + 1, "values": values}
+            score = 1.9 - number * 0.05 + place / 10
+            result = {"loss": score} if status == "ok" else {"status": status}
+            sweep.job(f"model={arm}", status=status, tuning=trial, result=result)
+        for seed in (1, 2):
+            best = {"arm": arm, "phase": "best", "trial": None, "values": values}
+            result = {"loss": 1.2 + place / 10 + seed / 50}
+            sweep.job(f"model={arm}", f"train.seed={seed}", tuning=best, result=result)
+    return page_text(make_report([sweep.folder]))
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_pictures_of_a_tuned_sweep_fit_without_overlapping_labels(
+    tuned: str, tmp_path: Path, width: int
+) -> None:
+    script = """
+    found.outside = [];
+    all("svg[id^=tuned] text").filter(shown).forEach(function (text) {
+      var one = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
+      if (one.left < svg.left - 1 || one.right > svg.right + 1 || one.bottom > svg.bottom + 1) {
+        found.outside.push([text.ownerSVGElement.id, text.textContent]);
+      }
+    });
+    """
+    found = look(tuned, TOOLS + LAYOUT + script, tmp_path, width)
+    assert found["wide"] <= 0
+    assert [one for one in found["overlaps"] if one[0].startswith("tuned")] == []
+    assert found["outside"] == []
+    assert found["small"] > 9
+
+
+def test_trials_are_told_by_the_arrow_keys_and_picked_by_their_arm(
+    tuned: str, tmp_path: Path
+) -> None:
+    found = look(
+        tuned,
+        TOOLS
+        + """
+        var press = function (svg, key) {
+          svg.dispatchEvent(new KeyboardEvent("keydown", { key: key, cancelable: true }));
+          return tip();
+        };
+        var plot = document.querySelector("#tuned-optim-lr"), told = press(plot, "ArrowRight");
+        found.told = [];
+        for (var n = 0; n < 70 && found.told.indexOf(told) < 0; n += 1) {
+          found.told.push(told);
+          told = press(plot, "ArrowRight");
+        }
+        all("button[data-row]").find(function (one) {
+          return one.textContent === "e42";
+        }).click();
+        found.picked = all(".trial.on", plot).map(function (one) { return one.dataset.row; });
+        """,
+        tmp_path / "browser",
+    )
+    told = found["told"]
+    assert "e1, optim.lr 0.0001, optim.weight_decay 0.001: trial 1; crash" in told
+    assert any("mamba2" in one and "full budget, best setting" in one for one in told)
+    assert found["picked"] == ["1"] * len(found["picked"]) != []

@@ -54,7 +54,7 @@ _OUTLINES: Sequence[Sequence[tuple[float, float]]] = (
 _DOT, _CONFIRMED, _SIGN = 3.4, 5.0, 3.8
 # Of the strip of failed trials: a line of it. Of the windows: a bar, and from one to the next.
 _FAILED_LINE, _WINDOW, _NEXT_WINDOW = 12, 5, 9
-_TALL, _BESIDE, _LEFT = 262, 6, 66
+_TALL, _BESIDE, _LEFT = 262, 6, 72
 # The windows of more arms are not shaded below their curves: the colors would mix.
 _MOST_SHADED = 4
 _ENTRY, _SAMPLE = 20, 18
