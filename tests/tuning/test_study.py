@@ -85,6 +85,16 @@ def test_a_sampler_survives_trials_without_scores() -> None:
     assert len(searched(config(trials=8), ARM, 8, score=lambda values: NAN)) == 8
 
 
+def test_a_setting_that_takes_whole_numbers_is_tried_in_whole_numbers() -> None:
+    sizes = {"low": 8, "high": 64, "log": True}
+    settings = config(space={"train": {"batch_size": sizes}}, trials=8)
+    found = searched(settings, replace(ARM, published={"train.batch_size": 32}), 8)
+    assert {type(one.values["train.batch_size"]) for one in found} == {int}
+    decay = config(space={"optim": {"weight_decay": {"low": 0, "high": 1}}})
+    floats = searched(decay, replace(ARM, published={"optim.weight_decay": 0.1}), 4)
+    assert any(one.values["optim.weight_decay"] % 1 for one in floats[1:])
+
+
 def test_a_finite_space_is_used_up() -> None:
     values = {"values": [0.1, 0.2, 0.3]}
     settings = config(space={"optim": {"weight_decay": values}})

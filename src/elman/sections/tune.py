@@ -54,12 +54,6 @@ class Leaf(Section):
             return None
         return float(min(numbers)), float(max(numbers))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether a range has whole numbers only."""
-        ends = (self.low, self.high, self.step or 1)
-        return self.is_range and all(isinstance(one, int) for one in ends) and self.step is not None
-
     def refuse(self, key: str) -> None:
         """Raise UserError if it holds no two values, or contradicts itself.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class TunedSource:
     ) -> None:
         self._arms = {one.arm.label: one for one in arms}
         self._tuned, self._composer, self._may_pack = tuned, composer, may_pack
-        self._places = places
+        self._places = cache(places)
         self._ended: dict[int, Trial] = {}
         self._exhausted: set[tuple[str, int]] = set()
         self._line = ""

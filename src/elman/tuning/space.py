@@ -28,15 +28,18 @@ class Space:
     Args:
         leaves: The settings by key.
         shapes: The shapes of the arm's model, if those are searched.
+        whole: The keys that take whole numbers, as the arm's own values are.
     """
 
     leaves: Mapping[str, Leaf]
     shapes: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: TuneConfig, arm: Arm) -> Space:
         """Return the space of an arm."""
-        return cls(config.leaves, arm.shapes)
+        whole = {key for key, value in arm.published.items() if type(value) is int}
+        return cls(config.leaves, arm.shapes, frozenset(whole))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -51,7 +54,7 @@ class Space:
     def typed(self, values: Mapping[str, Value]) -> Values:
         """Return a point with whole numbers where its keys have them: Optuna's are all floats."""
         return {
-            key: round(float(value)) if key in self.leaves and self.leaves[key].is_whole else value
+            key: round(float(value)) if key in self.whole else value
             for key, value in values.items()
         }
 
@@ -88,7 +91,7 @@ class Space:
             first = float(leaf.low or 0)
             number = first + leaf.step * round((number - first) / leaf.step)
         number = min(max(number, low), high)
-        if leaf.is_whole:
+        if key in self.whole:
             return round(number)
         return min(max(float(f"{number:.{_DIGITS}g}"), low), high)
 
