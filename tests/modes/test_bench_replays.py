@@ -174,6 +174,45 @@ def test_products_of_one_size_are_timed_once(monkeypatch) -> None:
     assert len(asked) < 6
 
 
+@pytest.mark.parametrize(
+    ("widths", "dtype", "slow"),
+    [
+        ((16, 24), torch.bfloat16, {}),
+        ((16, 12), torch.float32, {}),
+        # y, the gradient of x and that of W, each named by its first number at fault.
+        (
+            (16, 12),
+            torch.bfloat16,
+            {
+                "[6, 16] times [16, 12] in bfloat16": 12,
+                "[6, 12] times [12, 16] in bfloat16": 12,
+                "[12, 6] times [6, 16] in bfloat16": 12,
+            },
+        ),
+        (
+            (10, 16),
+            torch.float16,
+            {
+                "[6, 10] times [10, 16] in float16": 10,
+                "[6, 16] times [16, 10] in float16": 10,
+                "[16, 6] times [6, 10] in float16": 10,
+            },
+        ),
+    ],
+    ids=["aligned", "fp32", "columns", "rows"],
+)
+def test_products_on_slow_kernels_are_named(monkeypatch, widths, dtype, slow) -> None:
+    inputs, outputs = widths
+    layer = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+    subject = LayerSubject("own", layer, torch.ones(2, 3, inputs, dtype=dtype), "cuda", "fp32")
+    assert look_into(subject, repeats=1).slow == {}  # a CPU has no such kernels
+    subject.device = GPU
+    monkeypatch.setattr(operations, "device_seconds", lambda *given: 0.5)
+    found = look_into(subject, repeats=1).slow
+    assert {one.factors: one.size for one in found} == slow
+    assert set(found.values()) <= {0.5}
+
+
 def test_a_step_is_replayed_as_in_training(text_file: Path, monkeypatch) -> None:
     wanted: list[Any] = []
     monkeypatch.setattr(
@@ -212,6 +251,10 @@ def test_the_tables_say_what_was_replayed(capsys, tmp_path: Path) -> None:
     slow["seconds"] = {part: spread(1e-3) for part in ("data", "forward", "backward")}
     slow["seconds"]["optimiser"] = spread(0.0)
     result = {"rows": [fast, slow], "notes": []}
+    slow["slow_products"] = [
+        {"factors": f"[9, {size}] times [{size}, 8] in bfloat16", "size": size, "seconds": 2e-3}
+        for size in (1001, 1002, 1003, 1004, 1005)
+    ]
     result["rates"] = {"multiplies": None, "tanhs": None, "copies": {}}
     result["environment"] = {"device_name": "a GPU", "threads": 1}
     print_bench(table_console(), result, tmp_path)
@@ -221,4 +264,9 @@ def test_the_tables_say_what_was_replayed(capsys, tmp_path: Path) -> None:
     assert [titles.index(title) for title in order] == sorted(map(titles.index, order))
     assert "replayed as CUDA graphs, as in training" in printed
     assert "launched by Python one operation at a time: slow reference" in printed
+    words = " ".join(printed.split())
+    first = "slow reference: slow kernel for a product, 2.00 ms: [9, 1001] times [1001, 8]"
+    assert f"{first} in bfloat16; 1,001 is no multiple of 8" in words
+    assert words.count("is no multiple of 8") == 3
+    assert "slow reference: slow kernels for 2 more products" in words
     assert printed.count("2.00") >= 2  # both passes of each, over the products

@@ -49,6 +49,7 @@ MODULES = {
             "typed",
             "baselines",
             "peer_speed",
+            "padding",
             "first_use",
         )
     },

@@ -161,6 +161,10 @@ def _inside(subject: Subject, rates: MachineRates) -> dict[str, Any]:
     }
     return {
         "products": operations.seconds.get(PRODUCTS, 0.0),
+        "slow_products": [
+            {"factors": slow.factors, "size": slow.size, "seconds": seconds}
+            for slow, seconds in sorted(operations.slow.items(), key=lambda one: -one[1])
+        ],
         "kernels": kernels,
         "kernel_calls": operations.calls,
         "saved_bytes": saved_bytes(subject),

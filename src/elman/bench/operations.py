@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from elman.bench.floors import Work, work_of
 from elman.bench.replays import device_seconds
+from elman.bench.slow_products import SlowProduct, slow_product
 from elman.bench.subjects import Subject
 
 PRODUCTS = "products"
@@ -32,11 +33,14 @@ class Operations:
             the GPU's own: each operation is replayed as a CUDA graph, so no launch counts.
         work: The work of the kernels of each direction.
         calls: Number of kernel calls.
+        slow: Time of the products of one iteration that run on slow kernels of a GPU, each by what
+            it is.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
     calls: int = 0
+    slow: dict[SlowProduct, float] = field(default_factory=dict)
 
 
 def look_into(subject: Subject, repeats: int = 3) -> Operations:
@@ -61,11 +65,12 @@ class _Watch(TorchDispatchMode):
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._known: dict[str, float] = {}
         self._work: defaultdict[str, Work] = defaultdict(Work)
+        self._slow: defaultdict[SlowProduct, float] = defaultdict(float)
         self._calls = 0
 
     def operations(self) -> Operations:
         """Return what was measured."""
-        return Operations(dict(self._seconds), dict(self._work), self._calls)
+        return Operations(dict(self._seconds), dict(self._work), self._calls, dict(self._slow))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         part = _part(func)
@@ -77,6 +82,8 @@ class _Watch(TorchDispatchMode):
         seconds = time.perf_counter() - began
         if self._device.type == "cuda":
             seconds = self._on_device(call, _sizes(func, args, kwargs))
+            if part == PRODUCTS and (slow := slow_product(args)) is not None:
+                self._slow[slow] += seconds
         self._seconds[part] += seconds
         if part != PRODUCTS:
             self._calls += 1

@@ -20,19 +20,40 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elman.ops.common.padding import fill_of, filled_weight, has_room, is_padded, room_for
+from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.transforms import backward_is_seen, watched
 
 _Copies = dict[int, tuple[nn.Parameter, Tensor]]
 
 
 def linear(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> Tensor:
-    """Return x W^T + b [..., o], as :func:`torch.nn.functional.linear` does, to the bit.
+    """Return x W^T + b [..., o], as :func:`torch.nn.functional.linear` does.
+
+    To the bit, but where zeros fill the factors up: then the same sums, perhaps in another order,
+    and the output is a view of wider rows.
 
     Args:
         x_bti: Input, any leading axes.
         weight_oi: W; within :meth:`Weights.cast` its copy is read.
         bias_o: b, or None.
     """
+    if is_padded(x_bti, weight_oi):
+        return _padded(x_bti, weight_oi, bias_o)[..., : len(weight_oi)]
+    return _plain(x_bti, weight_oi, bias_o)
+
+
+def padded_linear(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> Tensor:
+    """Return :func:`linear`, on a GPU perhaps with columns of zeros behind it, up to 7.
+
+    Who splits the output anyway lets the zeros be a last piece. The gradient then has their width,
+    too, so that nothing copies it for its products.
+    """
+    product = _padded if is_padded(x_bti, weight_oi) else _plain
+    return product(x_bti, weight_oi, bias_o)
+
+
+def _plain(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
     weight_oi = narrow(weight_oi)
     if bias_o is None and (few := _thread.few_rows) is not None and few.fits(x_bti, weight_oi):
         y_bto: Tensor = few.row_product(x_bti, weight_oi)
@@ -40,14 +61,35 @@ def linear(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> Te
     return functional.linear(x_bti, weight_oi, bias_o)
 
 
+def _padded(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
+    if bias_o is not None:
+        bias_o = functional.pad(bias_o, (0, fill_of(len(weight_oi))))
+    return functional.linear(*padded_factors(x_bti, weight_oi), bias_o)
+
+
+def padded_factors(x_bti: Tensor, weight_oi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a product that is padded, in its dtype and filled up with zeros."""
+    copy_oi, dtype = _copy_of(weight_oi), compute_dtype(x_bti, weight_oi.dtype)
+    if copy_oi.shape == weight_oi.shape:
+        copy_oi = filled_weight(copy_oi, dtype)
+    if fill := fill_of(x_bti.shape[-1]):
+        x_bti = functional.pad(cast(x_bti, compute_dtype(x_bti, x_bti.dtype)), (0, fill))
+    return x_bti, copy_oi
+
+
 def narrow(weight_oi: Tensor) -> Tensor:
     """Return a weight's copy in autocast's dtype if there is one, else the weight."""
+    copy_oi = _copy_of(weight_oi)
+    if copy_oi is weight_oi or copy_oi.shape == weight_oi.shape:
+        return copy_oi
+    return copy_oi[: weight_oi.shape[0], : weight_oi.shape[1]]
+
+
+def _copy_of(weight_oi: Tensor) -> Tensor:
+    """Return a weight's copy, perhaps filled up, or the weight."""
     if torch.compiler.is_compiling() or (reads := _thread.reads) is None:
         return weight_oi
     return reads.copy_of(weight_oi)
-
-
-_ROWS_OF_TILES = 8  # 16 bytes of bf16, on which rows of a product's output have to begin
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
@@ -58,7 +100,7 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
     """
     rows = sum(weight.shape[0] for weight in weights)
     copies = [narrow(weight) for weight in weights]
-    if weights[0].is_cuda and (fill := -rows % _ROWS_OF_TILES):
+    if weights[0].is_cuda and (fill := fill_of(rows)):
         copies.append(copies[0].new_zeros(fill, copies[0].shape[1]))
     return torch.cat(copies)
 
@@ -157,7 +199,7 @@ class _Reads:
         self.read: dict[int, nn.Parameter] = {}
 
     def copy_of(self, weight: Tensor) -> Tensor:
-        """Return the copy of a weight, or the weight; remember that it was read."""
+        """Return the copy of a weight, perhaps filled up, or the weight; remember the read."""
         if type(weight) is not nn.Parameter or not torch.is_autocast_enabled(self._kind):
             return weight
         self.read[id(weight)] = weight
@@ -180,16 +222,24 @@ _thread = _Thread()
 
 
 class _Cast(torch.autograd.Function):
-    """fp32 tensors in another dtype, and the gradients of those that have one back in fp32."""
+    """fp32 tensors in another dtype, and the gradients of those that have one back in fp32.
+
+    Copies have room for the zeros that fill them up, and so have the gradients that come back.
+    """
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
+        ctx.shapes = [weight.shape for weight in weights]
         return tuple(_cast(weights, dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        there = [gradient for gradient in gradients if gradient is not None]
+        there = [
+            gradient if gradient.shape == shape else gradient[: shape[0], : shape[1]]
+            for gradient, shape in zip(gradients, ctx.shapes, strict=True)
+            if gradient is not None
+        ]
         if backward_is_seen():
             wide = iter([gradient.to(torch.float32) for gradient in there])
         else:
@@ -198,7 +248,20 @@ class _Cast(torch.autograd.Function):
 
 
 def _cast(tensors: tuple[Tensor, ...] | list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return copies in a dtype, on a GPU by as few launches as their addresses fill."""
-    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(copies, list(tensors))
+    """Return copies in a dtype, on a GPU by as few launches as their addresses fill.
+
+    Those whose products are padded are filled up with zeros.
+    """
+    copies, places, zeros = [], [], []
+    for tensor in tensors:
+        if has_room(tensor, dtype):
+            copy, place, tails = room_for(tensor, dtype)
+            zeros += tails
+        else:
+            copy = place = torch.empty_like(tensor, dtype=dtype)
+        copies.append(copy)
+        places.append(place)
+    if zeros:
+        torch._foreach_zero_(zeros)
+    torch._foreach_copy_(places, list(tensors))
     return copies

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elman.ops.common.padding import is_padded
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.transforms import apply, transformed, watched
-from elman.ops.linear import narrow
+from elman.ops.linear import narrow, padded_factors
 
 
 def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
@@ -26,8 +27,12 @@ def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
         u_bti: Input.
         weight_oi: W.
     """
-    dtype = compute_dtype(u_bti, weight_oi.dtype)
-    u_bti, weight_oi = cast(u_bti, dtype), cast(narrow(weight_oi), dtype)
+    dtype, outputs = compute_dtype(u_bti, weight_oi.dtype), len(weight_oi)
+    if padded := is_padded(u_bti, weight_oi):
+        u_bti, weight_oi = padded_factors(u_bti, weight_oi)  # silu keeps zeros
+    else:
+        weight_oi = narrow(weight_oi)
+    u_bti, weight_oi = cast(u_bti, dtype), cast(weight_oi, dtype)
     if transformed():
         return functional.linear(functional.silu(u_bti), weight_oi)
     y_bto: Tensor
@@ -35,7 +40,7 @@ def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
         y_bto = _SiluLinear.apply(u_bti, weight_oi)  # type: ignore[no-untyped-call]
     else:
         y_bto = apply(_SiluLinear, u_bti, weight_oi)
-    return y_bto
+    return y_bto[..., :outputs] if padded else y_bto
 
 
 class _SiluLinear(torch.autograd.Function):

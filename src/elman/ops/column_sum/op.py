@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from elman.ops.column_sum import cuda
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.padding import fill_of, is_padded
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.transforms import KernelFunction, apply, watched
-from elman.ops.linear import linear, narrow
+from elman.ops.linear import linear, narrow, padded_factors
 
 
 def biased_linear(
@@ -36,9 +37,14 @@ def biased_linear(
     """
     if bias_o is None or not _in_a_kernel(x_bti, weight_oi, bias_o, backend):
         return linear(x_bti, weight_oi, bias_o)
-    dtype = compute_dtype(x_bti, weight_oi.dtype)
-    y_bto: Tensor = apply(_Biased, cast(x_bti, dtype), cast(narrow(weight_oi), dtype), bias_o)
-    return y_bto
+    dtype, outputs = compute_dtype(x_bti, weight_oi.dtype), len(weight_oi)
+    if padded := is_padded(x_bti, weight_oi):
+        x_bti, weight_oi = padded_factors(x_bti, weight_oi)
+        bias_o = functional.pad(bias_o, (0, fill_of(outputs)))
+    else:
+        weight_oi = narrow(weight_oi)
+    y_bto: Tensor = apply(_Biased, cast(x_bti, dtype), cast(weight_oi, dtype), bias_o)
+    return y_bto[..., :outputs] if padded else y_bto
 
 
 def _in_a_kernel(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor, backend: str) -> bool:

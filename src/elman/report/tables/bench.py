@@ -28,6 +28,7 @@ _PARTS = {
 _PASSES = ("forward", "backward", "passes")
 _SPARE = ("data", "params", "range", "optimizer", "tok/s", "both passes", "backward", "forward")
 _SAVED, _PEAK = (f"{what} {LAYER_MEMORY.name}" for what in ("saved", "peak"))
+_SLOW_SHOWN = 3
 _SPARE_INSIDE = ("times these", _SAVED, "products", _PEAK, "backend", "kernel forward")
 
 
@@ -116,6 +117,7 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield from result["notes"]
     yield from _packaged(result["rows"])
     yield "products: matrix products; times these: forward and backward time divided by theirs"
+    yield from _slow_products(result["rows"])
     yield from _replays(result["rows"])
     if any(row["products"] <= 0 for row in result["rows"]):
         yield "products -: torch does not say which of its time they are"
@@ -134,6 +136,19 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     if copies := rates["copies"].values():
         measured.append(f"copies {min(copies) / 1e9:,.0f} to {max(copies) / 1e9:,.0f} GB/s")
     yield f"floors from what was measured here: {', '.join(measured)}"
+
+
+def _slow_products(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each product on a slow kernel, those that take longest first."""
+    for row in rows:
+        slow = row.get("slow_products", ())  # older results lack it
+        for one in slow[:_SLOW_SHOWN]:
+            yield (
+                f"{row['name']} {row['backend']}: slow kernel for a product, "
+                f"{_ms(one['seconds'])} ms: {one['factors']}; {one['size']:,} is no multiple of 8"
+            )
+        if (more := len(slow) - _SLOW_SHOWN) > 0:
+            yield f"{row['name']} {row['backend']}: slow kernels for {more} more products"
 
 
 def _replays(rows: Sequence[Row]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from elman.models.state import State
 from elman.ops.add_norm.reference import rms_norm
 from elman.ops.common.checks import Shape
 from elman.ops.common.slices import Slice, row_blocks
-from elman.ops.linear import linear
+from elman.ops.linear import linear, padded_linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 
@@ -206,7 +206,7 @@ class E88(Mixer):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        projected_btc = linear(x_btd, self.in_proj)
+        projected_btc = padded_linear(x_btd, self.in_proj)
         sources, backend = [projected_btc], self.backend_for(x_btd)
         if self.conv is not None:
             sources, carried["conv"] = self.conv.of_projection(

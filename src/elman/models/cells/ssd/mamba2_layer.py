@@ -21,7 +21,7 @@ from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.causal_conv.op import Layout, split_conv
 from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
-from elman.ops.linear import linear
+from elman.ops.linear import linear, padded_linear
 from elman.ops.ssd import package
 from elman.ops.ssd.op import selective_scan
 
@@ -111,17 +111,19 @@ class Mamba2(Mixer):
         state = self.begin(x_btd, state)
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
-        projected_bte = linear(x_btd, self.in_proj.weight)
+        projected_bte = padded_linear(x_btd, self.in_proj.weight)
+        zeros = projected_bte.shape[-1] - len(self.in_proj.weight)
+        after = (self.heads, zeros) if zeros else (self.heads,)
         pieces, history = split_conv(
             projected_bte,
             self.conv1d.weight.squeeze(1),
             self.conv1d.bias,
             state.get("conv"),
-            Layout((self.width,), (self.width, self.columns, self.columns), (self.heads,)),
+            Layout((self.width,), (self.width, self.columns, self.columns), after),
             silu=True,
             backend=self.kernels_beside(backend, x_btd),
         )
-        z_bti, *scanned_bt, dt_bth = pieces
+        z_bti, *scanned_bt, dt_bth = pieces[:5]
         y_bthp, scanned = self._scan(scanned_bt, dt_bth, state.get("S"), backend)
         y_bti = y_bthp.flatten(-2)
         if backend == "triton":

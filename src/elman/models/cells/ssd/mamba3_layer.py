@@ -19,7 +19,7 @@ from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.common.checks import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
-from elman.ops.linear import linear
+from elman.ops.linear import linear, padded_linear
 from elman.ops.ssd import package
 from elman.ops.ssd.mamba3 import Mamba3Inputs, mamba3_scan
 
@@ -109,8 +109,11 @@ class Mamba3(Mixer):
         state = self.begin(x_btd, state)
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
-        projected_bte = linear(x_btd, self.in_proj.weight)
-        z, x, b, c, dt, rate, trap, angle = projected_bte.split(self._widths(), dim=-1)
+        projected_bte = padded_linear(x_btd, self.in_proj.weight)
+        widths = self._widths()
+        if zeros := projected_bte.shape[-1] - sum(widths):
+            widths.append(zeros)
+        z, x, b, c, dt, rate, trap, angle = projected_bte.split(widths, dim=-1)[:8]
         wide = wide_dtype(projected_bte.dtype)
         dt_bth = functional.softplus(dt.to(wide) + self.dt_bias.to(wide))
         rate_bth = functional.softplus(rate.to(wide)).clamp(min=self.settings.number("a_floor"))
