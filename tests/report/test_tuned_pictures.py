@@ -189,6 +189,17 @@ def test_an_arm_has_a_color_of_its_own_before_any_run_is_confirmed(tmp_path: Pat
     assert "<svg" in page_text(make_report([sweep.folder]))
 
 
+def test_arms_of_different_published_values_have_a_line_each(tmp_path: Path) -> None:
+    sweep = rates(tmp_path / "sweep", "e1", "e42")
+    sweep.top["tune"]["arms"][1]["published"] = {"optim.lr": 1e-3}
+    try_rates(sweep, "e1", INSIDE)
+    try_rates(sweep, "e42", INSIDE)
+    plot = plots(sweep)[TITLE]
+    assert {"e1: published value", "e42: published value"} <= set(tips(plot))
+    assert "published" not in texts(plot)
+    assert "published value" in texts(plot)
+
+
 def test_without_a_score_there_is_no_picture(tmp_path: Path) -> None:
     sweep = rates(tmp_path / "sweep", "e1")
     try_rates(sweep, "e1", {PUBLISHED: "nan"})

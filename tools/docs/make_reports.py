@@ -19,7 +19,12 @@ from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.rows import COLUMNS, WARNING
 from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.tuned_plots import ABOUT as ABOUT_TRIALS
-from elman.report.comparison.tuned_plots import ABOUT_IMPORTANCE, ABOUT_PARALLEL
+from elman.report.comparison.tuned_plots import (
+    ABOUT_CONFIRMED,
+    ABOUT_FAILED,
+    ABOUT_IMPORTANCE,
+    ABOUT_PARALLEL,
+)
 from elman.report.comparison.wins_text import METHOD
 from elman.report.comparison.write import CSV_COLUMNS
 from elman.report.markdown import code, table
@@ -302,7 +307,7 @@ def page() -> str:
         bands=BANDS,
         estimate=ESTIMATE,
         about=ABOUT,
-        trials=ABOUT_TRIALS,
+        trials=f"{ABOUT_TRIALS} {ABOUT_CONFIRMED} {ABOUT_FAILED}",
         parallel=ABOUT_PARALLEL,
         importance=ABOUT_IMPORTANCE,
         least=LEAST_TRIALS,

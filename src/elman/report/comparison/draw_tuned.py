@@ -87,7 +87,7 @@ def over_setting(picture: OverSetting) -> Drawing:
         left=_LEFT,
         top=30 + strip,
     )
-    shapes = [*_grown(picture, frame), *_published(picture, frame)]
+    shapes = [*_grown(picture, frame), *_published(picture, frame, frame.y(floor))]
     shapes += _windows(windows, frame, floor, shaded=picture.joined)
     shapes += [_arm(arm, frame, picture, failed.get(number, [])) for number, arm in _each(picture)]
     shapes += _edges(picture, frame)
@@ -149,8 +149,11 @@ def _grown(picture: OverSetting, frame: Frame) -> list[Shape]:
     return shapes
 
 
-def _published(picture: OverSetting, frame: Frame) -> list[Shape]:
-    """Return a line at the published value: one for all arms if it is the same for all."""
+def _published(picture: OverSetting, frame: Frame, bottom: float) -> list[Shape]:
+    """Return a line at the published value: one for all arms if it is the same for all.
+
+    Its name stands at the bottom of the curves: they are high where they begin.
+    """
     places = {arm.row: arm.published for arm in picture.arms if arm.published is not None}
     ends = frame.top, frame.height - frame.bottom
     shapes: list[Shape] = []
@@ -161,7 +164,7 @@ def _published(picture: OverSetting, frame: Frame) -> list[Shape]:
         line = Path([[(x, ends[0]), (x, ends[1])]], "published")
         left = picture.x.share(places[arm.row] or 0.0) > 0.5
         side = (x - _BESIDE, "end") if left else (x + _BESIDE, "start")
-        text = Text(side[0], ends[0] + 30, "published", "note", side[1])
+        text = Text(side[0], bottom - 5, "published", "note", side[1])
         if len(set(places.values())) == 1:
             return [line, text]
         shapes.append(Group([line], "trial", arm.row, arm.style, f"{arm.name}: published value"))
@@ -277,10 +280,16 @@ def _meanings(picture: OverSetting) -> list[tuple[Sign, str]]:
         entries.append((lambda x, y: [Circle(x, y, 6.5, "ring"), Circle(x, y, 2.6)], "best trial"))
     if any(arm.confirmed for arm in picture.arms):
         entries.append((_dot_sign("hollow"), "full budget, mean of seeds"))
+    if len({arm.published for arm in picture.arms} - {None}) > 1:
+        entries.append((_published_sign, "published value"))
     ends = dict.fromkeys(one.status for one in trials if one.score is None)
     for status in sorted(ends, key=list(_SIGNS).index if ends.keys() <= _SIGNS.keys() else str):
         entries.append((_status_sign(status), ENDS.get(RunStatus(status), status)))
     return entries
+
+
+def _published_sign(x: float, y: float) -> Sequence[Shape]:
+    return [Path([[(x, y - 7), (x, y + 7)]], "published")]
 
 
 def _dot_sign(css: str) -> Sign:

@@ -37,11 +37,12 @@ from elman.tuning.shapes import overrides_of
 from elman.tuning.space import Space
 from elman.tuning.trials import Trial, Tuned, same_values
 
-ABOUT = (
-    "Each filled marker is one trial, the ring its arm's best. A hollow marker is a setting at "
-    "full budget with fresh seeds: their mean, with a bar from the lowest to the highest. Marks "
-    "above the axes are trials without a score, by how they ended."
+ABOUT = "Each filled marker is one trial, the ring its arm's best."
+ABOUT_CONFIRMED = (
+    "A hollow marker is a setting at full budget with fresh seeds: their mean, with a bar from the "
+    "lowest to the highest."
 )
+ABOUT_FAILED = "Marks above the axes are trials without a score, by how they ended."
 ABOUT_PARALLEL = (
     "Each line is one trial, through its value of each key to its score. Thick: the best; colored: "
     "in the window; gray: other scores; dashed: without a score."
@@ -227,6 +228,9 @@ def _over(sweep: _Sweep, key: str, *, numbers: bool) -> Plot:
 
 def _caption(sweep: _Sweep, picture: OverSetting, key: str) -> str:
     parts = [ABOUT]
+    parts += [ABOUT_CONFIRMED] if any(arm.confirmed for arm in picture.arms) else []
+    failed = any(one.score is None for arm in picture.arms for one in arm.trials)
+    parts += [ABOUT_FAILED] if failed else []
     if any(arm.window is not None for arm in picture.arms):
         share = sweep.tuned.config.window
         parts.append(
