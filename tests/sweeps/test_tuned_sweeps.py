@@ -178,6 +178,18 @@ def test_a_sweep_gets_more_trials_more_seeds_and_another_arm(sweeps: Sweeps) -> 
     assert status == 0, output
     before = sweeps.record()["jobs"]
     add = f"sweep.add={sweeps.sweep}"
+    for command, line in {
+        (add, "train.steps=60"): "train.steps=60: a tuned sweep gets more trials, seeds or models",
+        (add, "tune.trials=4"): "tune.trials=4: the sweep has 4 trials of each arm; type more",
+        (add, "tune.steps=6"): "tune.steps=6: every trial of a sweep has the same settings",
+        (add, "train.seed=0"): "tune.seed=0: train.seed has it too",
+        (add,): "names nothing to add",
+        (f"sweep.resume={sweeps.sweep}", "tune.trials=9"): "goes on with the settings of the sweep",
+    }.items():
+        status, output = sweeps.run("-m", *command)
+        assert (status, len(output.splitlines())) == (ExitStatus.USER_ERROR, 1), output
+        assert line in output
+    assert sweeps.record()["jobs"] == before
     status, output = sweeps.run("-m", add, "tune.trials=6", "train.seed=3", "model=e42")
     assert status == 0, output
     tuned, after = sweeps.tuned(), sweeps.record()["jobs"]

@@ -7,6 +7,7 @@ and the job is recorded before it can start.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -436,8 +437,6 @@ def _recorded_as(own: ArmJobs) -> list[tuple[str, tuple[str, ...], RunConfig]]:
 
 def _kind(word: str, arm: Arm) -> str:
     """Return the first part of such a name: no folder of a job begins with a letter."""
-    import zlib
-
     return f"{word}-{zlib.crc32(arm.label.encode()):08x}"
 
 

@@ -72,7 +72,7 @@ def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:
         return
     trial, full = minutes
     trials, growths, whole = most_runs(tuned)
-    total = (trials + growths) * trial + whole * full
+    total, places = (trials + growths) * trial + whole * full, min(places, max(trials, whole))
     yield (
         f"training: {duration(60 * total)} of one place at most, about "
         f"{duration(60 * total / places)} with {_number(places, 'place')}, starts apart"

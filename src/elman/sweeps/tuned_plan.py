@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hydra.core.override_parser.types import Override
+
 from elman.base.errors import UserError
 from elman.launchers.job import SweepJob
 from elman.sweeps.composing import named_job
@@ -82,26 +84,40 @@ def _grown(
         raise UserError(nothing_to_add(str(earlier.folder)))
     tuned = _with_trials(request, earlier, tuned)
     parsed = request.composer.parsed(request.overrides)
-    known = {key_of(text) for one in arms for text in one.arm.overrides} | {"model", SEED}
+    _refuse_other_settings(earlier, arms, parsed)
+    of_seeds = [one for one in parsed if key_of(one.input_line or "") == SEED]
+    seeds = [_seed(text) for texts, _ in expand(of_seeds) for text in texts]
+    refuse_seed(tuned.config, seeds)
+    others = [one for one in parsed if one not in of_seeds]
+    chosen = [texts for texts, _ in expand(others) if texts]
+    arms = [*arms, *_new_arms(request, arms, chosen, tuned)]
+    arms = _counted([_with_seeds(one, seeds) for one in arms])
+    tuned = replace(tuned, arms=tuple(one.arm for one in arms), state="trials")
+    return _source(request, arms, tuned)
+
+
+def _refuse_other_settings(
+    earlier: EarlierSweep, arms: Sequence[ArmJobs], parsed: Sequence[Override]
+) -> None:
+    """Raise UserError on a setting that all arms share: earlier trials had another value."""
+    lists = [set(one.arm.overrides) for one in arms]
+    differing = {text for one in lists for text in one if not all(text in own for own in lists)}
+    known = {"model", SEED, *map(key_of, differing)}
     for override in parsed:
         line = override.input_line or ""
         if key_of(line) not in known:
             raise UserError(
                 f"{line}: a tuned sweep gets more trials, seeds or models, as in tune.trials=16, "
-                f"train.seed=4,5 or model=e42; drop it, or start a new sweep: "
+                "train.seed=4,5 or model=e42; drop it, or start a new sweep: "
                 f"{earlier.first_command}"
             )
-    chosen = expand([one for one in parsed if key_of(one.input_line or "") != SEED])
-    seeds = [
-        int(text[0].partition("=")[2])
-        for text, _ in expand([one for one in parsed if key_of(one.input_line or "") == SEED])
-        if text
-    ]
-    refuse_seed(tuned.config, seeds)
-    arms = [*arms, *_new_arms(request, arms, [texts for texts, _ in chosen if texts], tuned)]
-    arms = _counted([_with_seeds(one, seeds) for one in arms])
-    tuned = replace(tuned, arms=tuple(one.arm for one in arms), state="trials")
-    return _source(request, arms, tuned)
+
+
+def _seed(text: str) -> int:
+    value = text.partition("=")[2]
+    if not value.isdigit():
+        raise UserError(f"{text}: expected a whole number, as in train.seed=4")
+    return int(value)
 
 
 def _with_trials(request: SweepRequest, earlier: EarlierSweep, tuned: Tuned) -> Tuned:
