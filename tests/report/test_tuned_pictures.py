@@ -260,6 +260,16 @@ def test_several_keys_have_a_picture_each_and_parallel_coordinates_of_each_arm(
     assert "0" in texts(found["Trials: held-out bits per byte over weight decay"])
 
 
+def test_an_arm_whose_trials_are_to_come_has_no_parallel_coordinates_yet(tmp_path: Path) -> None:
+    sweep = several(tmp_path / "sweep", 12, "e1")
+    told = {"arm": "e42", "model": "e42", "published": {"optim.lr": PUBLISHED}}
+    sweep.top["tune"]["arms"].append(told)
+    sweep.write()
+    found = plots(sweep)
+    assert "Trials of e1" in found
+    assert "Trials of e42" not in found
+
+
 def test_importance_names_its_method_and_the_number_of_trials(tmp_path: Path) -> None:
     plot = plots(several(tmp_path / "sweep", 16, "e1"))["Importance of each key (PED-ANOVA)"]
     assert "Trials with a score: e1 14" in plot.caption
@@ -283,16 +293,29 @@ def test_of_few_trials_no_importance_is_given_and_a_sentence_says_why(tmp_path: 
 def test_a_shape_is_several_keys(tmp_path: Path) -> None:
     shape = {"depth": [0.5, 2.0]}
     sweep = tuned(
-        *(tmp_path / "sweep", RATE, {"optim.lr": PUBLISHED, "shape": "depth=4 dim=512"}, "e1"),
+        *(
+            tmp_path / "sweep",
+            RATE,
+            {"optim.lr": PUBLISHED, "shape": "depth=4 dim=512"},
+            "e1",
+            "e42",
+        ),
         config={"shape": shape},
         ranges=[{"optim.lr": {"low": 1e-4, "high": 1e-2}}],
     )
     for depth in range(2, 9):
         text = f"depth={depth} dim={2048 // depth}"
         add(sweep, "e1", {"optim.lr": 1e-3, "shape": text}, 1.5 + abs(depth - 5) / 10)
+    for width in (128, 256):
+        text = f"depth={width // 64} dim={width} n_state=16"
+        add(sweep, "e42", {"optim.lr": 1e-3, "shape": text}, 1.5)
     found = plots(sweep)
     assert "Trials: held-out bits per byte over model.depth" in found
     assert {"model.depth", "model.dim"} <= set(texts(found["Trials of e1"]))
+    # Models whose cells have other sizes have other axes.
+    assert "model.n_state" not in texts(found["Trials of e1"])
+    assert "model.n_state" in texts(found["Trials of e42"])
+    assert found["Trials of e42"].svg.count("<polyline") == 2
 
 
 def test_the_best_of_shares_of_right_answers_is_the_highest(tmp_path: Path) -> None:

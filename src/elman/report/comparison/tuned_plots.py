@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import fmean
 
+from elman.base.exit_status import RunStatus
 from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.pictures import (
@@ -188,8 +189,9 @@ def _pictures(sweep: _Sweep) -> TunedPictures:
         shown = [key for key in keys if _has_picture(sweep, key)]
         plots = [_over(sweep, key, numbers=key == shown[0]) for key in shown]
         if len(keys) > 1:
-            axes = [_key_axis(sweep, key) for key in keys]
-            parallel = [_parallel(sweep, facts, keys, axes) for facts in sweep.found.arms]
+            axes = {key: _key_axis(sweep, key) for key in keys}
+            every = [_parallel(sweep, facts, axes) for facts in sweep.found.arms]
+            parallel = [plot for plot in every if plot is not None]
     if len(Space.of(sweep.tuned.config, sweep.tuned.arms[0]).keys) > 1:
         bars, text = _importance(sweep)
         plots += bars
@@ -208,7 +210,8 @@ def _values(sweep: _Sweep, key: str) -> list[Value]:
     """Return the different values of a key that were tried, confirmed, or published."""
     every = [settings(one.values) for one in sweep.tuned.trials]
     every += [settings(facts.arm.published) for facts in sweep.found.arms]
-    return list({_text(one[key]): one[key] for one in every if key in one}.values())
+    found = {_text(one[key]): one[key] for one in every if one.get(key) is not None}
+    return list(found.values())
 
 
 def _over(sweep: _Sweep, key: str, *, numbers: bool) -> Plot:
@@ -253,6 +256,27 @@ def _caption(sweep: _Sweep, picture: OverSetting, key: str) -> str:
 
 def _arm(sweep: _Sweep, facts: ArmFacts, key: str, x: _KeyAxis) -> ArmTrials:
     style = sweep.styles[facts.arm.label]
+    published = settings(facts.arm.published).get(key)
+    side = facts.edges.get(key)
+    return ArmTrials(
+        style.row,
+        style.name,
+        style.style,
+        _trials(sweep, facts, key, x),
+        [
+            _tried(sweep, facts, runs, key, x)
+            for runs in _confirmed(sweep.tuned, facts)
+            if key in settings(runs[0].values)
+        ],
+        _reach(sweep, facts, key, x),
+        None if published is None else x.place(published),
+        "" if side is None else f"{'lower' if side == 'low' else 'upper'} edge",
+    )
+
+
+def _trials(sweep: _Sweep, facts: ArmFacts, key: str, x: _KeyAxis) -> list[Tried]:
+    """Return the trials of an arm that have ended, in the order of their places."""
+    ended = [one for one in facts.trials if one.ended and key in settings(one.values)]
     trials = [
         Tried(
             x.place(settings(one.values)[key]),
@@ -261,21 +285,10 @@ def _arm(sweep: _Sweep, facts: ArmFacts, key: str, x: _KeyAxis) -> ArmTrials:
             one.status,
             best=one is facts.first,
         )
-        for one in facts.trials
-        if one.ended and key in settings(one.values) and (one.scored or one.status != "ok")
+        for one in ended
+        if one.scored or one.status != RunStatus.OK
     ]
-    published = settings(facts.arm.published).get(key)
-    side = facts.edges.get(key)
-    return ArmTrials(
-        style.row,
-        style.name,
-        style.style,
-        sorted(trials, key=lambda one: one.at),
-        [_tried(sweep, facts, runs, key, x) for runs in _confirmed(sweep.tuned, facts)],
-        _reach(sweep, facts, key, x),
-        None if published is None else x.place(published),
-        "" if side is None else f"{'lower' if side == 'low' else 'upper'} edge",
-    )
+    return sorted(trials, key=lambda one: one.at)
 
 
 def _tip(sweep: _Sweep, facts: ArmFacts, one: Trial) -> str:
@@ -398,20 +411,27 @@ def _numbers(sweep: _Sweep) -> Table | None:
     return table(heads, lines) if len(lines) <= _MOST_LINES else None
 
 
-def _parallel(
-    sweep: _Sweep, facts: ArmFacts, keys: Sequence[str], axes: Sequence[_KeyAxis]
-) -> Plot:
-    """Return the trials of an arm as lines through an axis for each key."""
+def _parallel(sweep: _Sweep, facts: ArmFacts, of_all: Mapping[str, _KeyAxis]) -> Plot | None:
+    """Return the trials of an arm as lines through an axis for each key that it has; None of none.
+
+    Two models may have other sizes, so that their shapes have other keys.
+    """
     style = sweep.styles[facts.arm.label]
-    ended = [one for one in facts.trials if one.ended and (one.scored or one.status != "ok")]
-    strands = [
-        Strand(_places(one, keys, axes), _tip(sweep, facts, one), _kind(sweep, facts, one))
-        for one in ended
-        if settings(one.values).keys() >= set(keys)
+    ended = [
+        one for one in facts.trials if one.ended and (one.scored or one.status != RunStatus.OK)
     ]
+    own = {key for one in ended for key in settings(one.values)}
+    axes = {key: one for key, one in of_all.items() if key in own}
+    strands = [
+        Strand(_places(one, axes), _tip(sweep, facts, one), _kind(sweep, facts, one))
+        for one in ended
+        if settings(one.values).keys() >= axes.keys()
+    ]
+    if not strands:
+        return None
     number = 1 + [one.arm.label for one in sweep.found.arms].index(facts.arm.label)
     name = f"{sweep.prefix}-parallel-{number}"
-    every = [*(one.axis for one in axes), _score_axis(sweep)[0]]
+    every = [*(one.axis for one in axes.values()), _score_axis(sweep)[0]]
     title = f"Trials of {facts.arm.label}"
     picture = Parallel(name, title, style.row, style.style, every, strands, sweep.upwards)
     failed = sum(not one.scored for one in ended)
@@ -419,9 +439,9 @@ def _parallel(
     return Plot(picture, f"{ABOUT_PARALLEL}{without}", None)
 
 
-def _places(one: Trial, keys: Sequence[str], axes: Sequence[_KeyAxis]) -> list[float | None]:
+def _places(one: Trial, axes: Mapping[str, _KeyAxis]) -> list[float | None]:
     own = settings(one.values)
-    places = [each.place(own[key]) for key, each in zip(keys, axes, strict=True)]
+    places = [each.place(own[key]) for key, each in axes.items()]
     return [*places, one.score if one.scored else None]
 
 
