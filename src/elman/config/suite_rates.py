@@ -15,6 +15,7 @@ from elman.config.suites import GROUP, Suite, model_of
 
 RATE = "optim.lr"
 _TUNE, _OPTIM = "tune", "optim"
+_TRIAL_MODELS = "tune.trial_models."
 _MOST_NAMES = 4
 
 
@@ -51,9 +52,10 @@ def tuning_of(suite: Suite, places: Sequence[Place] = (SHIPPED,)) -> str:
         suite: The suite.
         places: The search path as Hydra has it: schemes and paths.
     """
-    if any(_is_of(_TUNE, text) for text in suite.shared):
-        settings = [text for text in suite.shared if _is_of(_TUNE, text)]
-        return f"{' '.join(settings)}: every model at its own best rate"
+    if settings := list(filter(is_tuning, suite.shared)):
+        own = [text for text in settings if not text.startswith(_TRIAL_MODELS)]
+        where = ", tried on a smaller model" if len(own) < len(settings) else ""
+        return f"{' '.join(own)}: every model at its own best rate{where}"
     found = {_key(suite, run): _rate_of(suite, run, places) for run in _first_of_each(suite)}
     rates = {key: rate for key, rate in found.items() if rate is not None}
     if not rates:
@@ -78,6 +80,11 @@ def by_rate(runs: Iterable[tuple[Sequence[str], float]]) -> dict[float, list[str
         name = model_of(run) if one_each else " ".join(filter(_is_a_choice, run))
         names.setdefault(rate, {})[name or " ".join(run)] = None
     return {rate: [*several] for rate, several in names.items()}
+
+
+def is_tuning(text: str) -> bool:
+    """Whether an override is about the tuning of a suite."""
+    return _is_of(_TUNE, text)
 
 
 def _is_of(section: str, text: str) -> bool:

@@ -6,7 +6,7 @@ of their models. ``benchmark=<name>`` composes the same file through Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -237,8 +237,17 @@ def _shared(content: Mapping[str, Any]) -> list[str]:
             found += [f"{key.removeprefix('override /')}={value}" for key, value in pairs]
     for section, settings in content.items():
         if isinstance(settings, dict) and section not in (GROUP, "hydra", "sweep"):
-            found += [f"{section}.{key}={_typed(value)}" for key, value in settings.items()]
+            found += _typed_settings(section, settings)
     return found
+
+
+def _typed_settings(section: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of a section as a user types them, nested ones with all their keys."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _typed_settings(f"{section}.{key}", value)
+        else:
+            yield f"{section}.{key}={_typed(value)}"
 
 
 def _typed(value: Any) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.catalog import Listed
+from elman.config.suite_rates import is_tuning
 from elman.config.suites import Suite, model_of
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
@@ -164,7 +165,8 @@ def _facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> Table:
 
 def facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> dict[str, str]:
     """Return what the runs of a suite share, in words; arguments as of :func:`print_suite`."""
-    lines = {"settings": " ".join(suite.shared), "tuning": tuning}
+    settings = (text for text in suite.shared if not is_tuning(text))
+    lines = {"settings": " ".join(settings), "tuning": tuning}
     hours = "" if suite.gpu_hours is None else f", {suite.gpu_hours:.2g} GPU hours of training"
     lines["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
     if text := choices(suite):
