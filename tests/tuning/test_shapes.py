@@ -8,7 +8,8 @@ from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.models.counts import count_params
 from elman.sections.tune import ShapeSpace
-from elman.tuning.shapes import check_shapes, overrides_of, shapes_of
+from elman.tuning.shapes import check_shapes, shapes_of
+from elman.tuning.space import overrides_of
 
 SPACE = ShapeSpace(depth=[0.5, 2.0], options={"n_state": [0.5, 1, 2], "n_heads": [0.5, 1, 2]})
 

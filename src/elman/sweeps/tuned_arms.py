@@ -15,8 +15,8 @@ from elman.sections.tasks import TaskConfig
 from elman.sections.tune import SHAPE, Leaf, TuneConfig, Value
 from elman.sweeps.composing import JobComposer
 from elman.sweeps.grow import merged
-from elman.tuning.shapes import check_shapes, overrides_of, shapes_of, text_of
-from elman.tuning.space import Space
+from elman.tuning.shapes import check_shapes, shapes_of, text_of
+from elman.tuning.space import Space, overrides_of
 from elman.tuning.study import check_sampler
 from elman.tuning.trials import Arm
 

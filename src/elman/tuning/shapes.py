@@ -85,11 +85,6 @@ def text_of(sizes: Mapping[Size, Number]) -> str:
     return " ".join(f"{key}={sizes[key]}" for key in keys)
 
 
-def overrides_of(shape: str) -> list[str]:
-    """Return the overrides that give a model a shape."""
-    return [f"model.{text}" for text in shape.split()]
-
-
 def _order(shape: str) -> list[float]:
     return [float(text.partition("=")[2]) for text in shape.split()]
 

@@ -199,3 +199,8 @@ def strip(
     leaf = space.leaves[key]
     for number in range(count):
         yield space.snapped(key, _between(leaf, start, end, (number + 0.5) / count), bounds)
+
+
+def overrides_of(shape: str) -> list[str]:
+    """Return the overrides that give a model a shape."""
+    return [f"model.{text}" for text in shape.split()]

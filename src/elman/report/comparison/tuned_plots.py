@@ -34,8 +34,7 @@ from elman.report.comparison.tuned import ArmFacts, TunedSweep
 from elman.report.comparison.tuning import setting
 from elman.sections.tune import SHAPE, Leaf, Value
 from elman.tuning.importance import LEAST_TRIALS, METHOD, SOURCE, Importance, importance
-from elman.tuning.shapes import overrides_of
-from elman.tuning.space import Space
+from elman.tuning.space import Space, overrides_of
 from elman.tuning.trials import Trial, Tuned, same_values
 
 ABOUT = "Each filled marker is one trial, the ring its arm's best."

@@ -25,6 +25,7 @@ from elman.report.comparison.runs import Run
 from elman.sections.budget import limits
 from elman.sections.launching import SweepConfig
 from elman.sections.tune import SHAPE
+from elman.tuning.space import overrides_of
 
 STATES_NEAR = 0.1
 """States of a layer that differ by less count as equal: heads and widths are whole numbers."""
@@ -149,7 +150,7 @@ def architecture(subject: Subject) -> Finding | None:
 def _chosen(row: Row) -> Iterator[str]:
     """Yield the settings that a tuned sweep chose for a row; a shape names several at once."""
     for key, value in values(row.counted[0]).items():
-        parts = str(value).split() if key == SHAPE else [key]
+        parts = overrides_of(str(value)) if key == SHAPE else [key]
         yield from (_option(part.partition("=")[0]) for part in parts)
 
 
