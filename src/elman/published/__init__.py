@@ -21,6 +21,50 @@ Date = Annotated[str, Field(pattern=r"^2026-\d\d(-\d\d)?$")]
 """A day, or a month where no day was recorded."""
 
 
+NOT_KNOWN = "not known"
+"""What is said of a part of a protocol that nothing says."""
+
+
+class Protocol(Section):
+    """How the model of a figure was trained, as far as known: empty where it is not.
+
+    Args:
+        rate: The peak learning rate.
+        tuned: Whether each model had its own best settings, and which.
+        negative_eigenvalues: Whether a step may multiply the state by a negative number, where the
+            model has a choice.
+        mlp: Whether an MLP follows each mixer, and how wide it is.
+        precision: Of the products.
+    """
+
+    rate: str = ""
+    tuned: str = ""
+    negative_eigenvalues: str = ""
+    mlp: str = ""
+    precision: str = ""
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """The parts that are known, by name."""
+        return {name: value for name, value in self.model_dump().items() if value}
+
+    @property
+    def text(self) -> str:
+        """All parts in words."""
+        return self._words({name: value or NOT_KNOWN for name, value in self.model_dump().items()})
+
+    @property
+    def stated_text(self) -> str:
+        """The parts that are known, in words."""
+        return self._words(self.stated)
+
+    def _words(self, parts: dict[str, str]) -> str:
+        names = {"mlp": "MLP"}
+        return ", ".join(
+            f"{names.get(name, name.replace('_', ' '))}: {value}" for name, value in parts.items()
+        )
+
+
 class Figures(Section):
     """The published numbers of one run.
 
@@ -37,6 +81,8 @@ class Figures(Section):
         length: See ``task``.
         accuracy: See ``task``.
         caveat: What a reader must know about this run besides its suite's caveat.
+        withdrawn: Who withdrew the figure, and what it stands for; empty if nobody did.
+        protocol: What is known of this run besides its suite's protocol, or differs from it.
     """
 
     model: str
@@ -50,6 +96,8 @@ class Figures(Section):
     length: Count | None = None
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     caveat: str = ""
+    withdrawn: str = ""
+    protocol: Protocol = Protocol()
 
 
 class Circumstances(Section):
@@ -62,6 +110,7 @@ class Circumstances(Section):
         definition: What its loss is; empty if it published none.
         citation: Where the figures are: section and table of a specification, seed.
         caveat: What a reader must know before comparing with another suite.
+        protocol: How its models were trained.
     """
 
     suite: str
@@ -70,6 +119,7 @@ class Circumstances(Section):
     definition: str = ""
     citation: str
     caveat: str = ""
+    protocol: Protocol = Protocol()
 
 
 class PublishedResult(Section):
@@ -84,9 +134,21 @@ class PublishedResult(Section):
     of: Circumstances
 
     @property
+    def protocol(self) -> Protocol:
+        """How the model was trained: what the run states, else what its suite states."""
+        return Protocol(**(self.of.protocol.stated | self.figures.protocol.stated))
+
+    @property
+    def own_caveats(self) -> str:
+        """What a reader must know about this run alone: first whether it was withdrawn."""
+        figures = self.figures
+        withdrawn = f"withdrawn: {figures.withdrawn}" if figures.withdrawn else ""
+        return "; ".join(filter(None, (withdrawn, figures.protocol.stated_text, figures.caveat)))
+
+    @property
     def caveats(self) -> str:
-        """Both caveats, the run's own first."""
-        return "; ".join(filter(None, (self.figures.caveat, self.of.caveat)))
+        """All caveats, the run's own first."""
+        return "; ".join(filter(None, (self.own_caveats, self.of.caveat)))
 
 
 class _Suite(Circumstances):

@@ -436,7 +436,7 @@ def _published(report: Report) -> Block:
             NONE if record.figures.tok_s is None else f"{record.figures.tok_s:,.0f}",
             NONE if record.figures.steps is None else f"{record.figures.steps:,}",
             record.of.definition or NONE,
-            record.of.setting,
+            f"{record.of.setting}; {record.protocol.text}",
             record.caveats,
             record.of.citation,
         )

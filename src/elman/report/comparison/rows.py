@@ -557,6 +557,8 @@ def published_words(record: PublishedResult, params: int | None = None) -> str:
         number = f"{figures.tok_s:,.0f} tok/s"
     elif figures.step_us is not None:
         number = f"{figures.step_us:g} us a step"
+    if figures.withdrawn:
+        number += ", withdrawn"
     other_size = params is not None and figures.params not in (None, params)
     size = f" at {(figures.params or 0) / 1e6:.1f}M" if other_size else ""
     return f"{number}{size} ({record.of.suite}, {record.of.date})"

@@ -170,8 +170,9 @@ class Tasks:
                     mean = cell.mean_at(figures.length)
                     ours = "not tested there" if mean is None else f"{mean:.3f}"
             place = f"{figures.task} at {figures.length:,}"
-            said = (figures.model, place, ours, f"{figures.accuracy:.3f}", record.caveats)
-            lines.append(list(said))
+            published = f"{figures.accuracy:.3f}{' (withdrawn)' if figures.withdrawn else ''}"
+            differs = f"{record.protocol.text}; {record.caveats}"
+            lines.append([figures.model, place, ours, published, differs])
         return table(["model", "task", "ours", "published", "what differs"], lines)
 
     def in_words(self, records: Sequence[PublishedResult]) -> list[str | Table]:

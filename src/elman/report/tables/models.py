@@ -80,7 +80,8 @@ def print_explanation(console: Console, model: ModelConfig, source: str, params:
         _results(records).print(console)
         for suite in dict.fromkeys(record.of for record in records):
             loss = f"; loss: {suite.definition}" if suite.definition else ""
-            console.print(Text(f"{suite.suite}: {suite.setting}{loss} ({suite.citation})"))
+            words = f"{suite.setting}; {suite.protocol.text}{loss} ({suite.citation})"
+            console.print(Text(f"{suite.suite}: {words}"))
         console.print(Text("Losses of different suites cannot be compared."))
 
 
@@ -129,6 +130,8 @@ def figure_numbers(figures: Figures) -> list[str]:
     loss = _number(figures.loss, "g")
     if figures.accuracy is not None:
         loss = f"accuracy {figures.accuracy:.3f} on {figures.task} at {figures.length}"
+    if figures.withdrawn:
+        loss += " (withdrawn)"
     return [
         loss,
         speed,

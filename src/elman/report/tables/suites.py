@@ -140,7 +140,7 @@ def figure_cells(record: PublishedResult) -> list[str]:
     figures = record.figures
     count = "-" if figures.params is None else f"{figures.params:,}"
     numbers = (count, *figure_numbers(figures))
-    return [figures.model, record.of.suite, record.of.date, *numbers, figures.caveat]
+    return [figures.model, record.of.suite, record.of.date, *numbers, record.own_caveats]
 
 
 def circumstances(records: Sequence[PublishedResult]) -> list[tuple[str, str]]:
@@ -153,7 +153,7 @@ def circumstances(records: Sequence[PublishedResult]) -> list[tuple[str, str]]:
 def _described(of: Circumstances) -> str:
     loss = f"; loss: {of.definition}" if of.definition else ""
     caveat = f"; {of.caveat}" if of.caveat else ""
-    return f"{of.setting}{loss}{caveat} ({of.citation})"
+    return f"{of.setting}; {of.protocol.text}{loss}{caveat} ({of.citation})"
 
 
 def _facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import combinations
@@ -19,7 +18,6 @@ _PLAIN = ("reference", "torch")
 HELD_OUT = frozenset({"val_bpb", "accuracy"})
 """The scores of trials that are measured on what no run trains on."""
 _OVERLAP = 0.05
-_RATE = re.compile(r"\blr\b|\brate\b")
 
 
 def backend(subject: Subject) -> Finding | None:
@@ -164,10 +162,10 @@ def provenance(subject: Subject) -> Finding | None:
     if lacking:
         told = listed({f"no {what}": [*dict.fromkeys(names)] for what, names in lacking.items()})
         return unequal(f"controls without provenance: {told}")
-    suites = {record.of.suite: record.of.setting for record in subject.records}
+    suites = {record.of.suite: record.protocol.rate for record in subject.records}
     if not suites:
         return equal("every row was run here, with its configuration, machine and code")
-    unsaid = [name for name, setting in suites.items() if not _RATE.search(setting)]
+    unsaid = [name for name, rate in suites.items() if not rate]
     rates = f", and the rate of {named(unsaid)}" if unsaid else ""
     return unknown(f"hardware of the published figures of {named([*suites])}{rates}")
 
