@@ -22,6 +22,8 @@ SCORES = {"e1": (1e-3, 4e-3), "e42": (2e-3, 1.0)}
 TUNED = ("tune=rates", "tune.sampler=quasi_random", "tune.trials=4", "tune.quasi_random=4")
 SHORT = ("tune.steps=5", "train.steps=50", "train.seed=1,2")
 WORKERS = "launcher.workers=2"
+# Whole runs of the best setting alone.
+FEW = ("tune.common_seeds=0", "tune.second_seeds=0")
 
 
 class Sweeps:
@@ -117,7 +119,7 @@ def test_trials_find_a_setting_that_whole_runs_confirm(sweeps: Sweeps) -> None:
 
 
 def test_a_rate_that_diverges_has_no_score_and_does_not_fail_the_sweep(sweeps: Sweeps) -> None:
-    command = ["model=e1", *TUNED, *SHORT, WORKERS, "tune.space.optim.lr.low=2e-4"]
+    command = ["model=e1", *TUNED, *SHORT, *FEW, WORKERS, "tune.space.optim.lr.low=2e-4"]
     status, output = sweeps.run(*command, "tune.seed=5")
     assert status == 0, output
     tuned = sweeps.tuned()
@@ -134,7 +136,7 @@ def test_a_rate_that_diverges_has_no_score_and_does_not_fail_the_sweep(sweeps: S
 
 def test_a_best_value_at_the_edge_lets_the_range_grow_for_all_arms(sweeps: Sweeps) -> None:
     narrow = ("tune.space.optim.lr.low=2e-4", "tune.space.optim.lr.high=1e-3", "tune.grow=1")
-    status, output = sweeps.run("model=e1,e42", *TUNED, *SHORT, WORKERS, *narrow)
+    status, output = sweeps.run("model=e1,e42", *TUNED, *SHORT, *FEW, WORKERS, *narrow)
     assert status == 0, output
     tuned = sweeps.tuned()
     assert [one["optim.lr"]["high"] for one in tuned.ranges] == [1e-3, 2.236e-3]
@@ -174,7 +176,7 @@ def _newest_starts(sweeps: Sweeps) -> list[str]:
 
 
 def test_a_sweep_gets_more_trials_more_seeds_and_another_arm(sweeps: Sweeps) -> None:
-    status, output = sweeps.run("model=e1", *TUNED, *SHORT, WORKERS)
+    status, output = sweeps.run("model=e1", *TUNED, *SHORT, *FEW, WORKERS)
     assert status == 0, output
     before = sweeps.record()["jobs"]
     add = f"sweep.add={sweeps.sweep}"
