@@ -363,3 +363,14 @@ def test_a_paper_has_the_pictures_as_figures(
     names = (place / "tuned-optim-lr.svg").read_text()
     assert ">e1</text>" in names
     assert ">e42</text>" in names
+
+
+def test_the_parallel_coordinates_of_many_arms_are_folded(tmp_path: Path) -> None:
+    arms = ("e1", "e42", "e68", "e33", "mamba2")
+    page = page_text(make_report([several(tmp_path / "sweep", 3, *arms).folder]))
+    tree = ElementTree.fromstring(page.partition("\n")[2])
+    title = "The trials of each arm as parallel coordinates"
+    (fold,) = [one for one in tree.iter("details") if one.findtext("summary") == title]
+    assert [svg.get("id") for svg in fold.iter("svg")] == [
+        f"tuned-parallel-{number}" for number in range(1, 6)
+    ]

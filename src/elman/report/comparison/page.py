@@ -370,11 +370,10 @@ def _trials(pictures: PagePictures) -> Iterator[Any]:
     for one in pictures.tuned:
         if len(one.arms) > 1:
             yield Legend([Entry([arm.row], arm.style, arm.name, marker=True) for arm in one.arms])
-        yield from _figures(one.plots)
-        if len(one.parallel) > _MOST_PARALLEL:
+        folded = len(one.parallel) > _MOST_PARALLEL
+        yield from _figures([*one.plots, *(() if folded else one.parallel)])
+        if folded:
             yield Fold("The trials of each arm as parallel coordinates", _figures(one.parallel))
-        else:
-            yield from _figures(one.parallel)
         yield from (Text(note, "caption") for note in one.notes)
 
 
