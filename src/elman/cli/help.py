@@ -17,11 +17,10 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
   elman model=e88f_h32n16 train.minutes=10        another model, ten minutes
   elman -m model=e75h4n16,e42 train.steps=500     a sweep: a job for each value, one per free GPU,
                                                   then one table; sweep.dry_run=true only plans it
+  elman -m model=e75h4n16,e42 tune=rates          tune every model alike, then compare their bests
   elman benchmark=e75_100m                        a published suite: its models as one sweep
   elman mode=suites                               every suite; with benchmark=<name>, one explained
   elman -m sweep.resume=<sweep folder>            run again its jobs that are not ok
-  elman -m sweep.add=<sweep folder> train.seed=4  add jobs to it: here another seed of every model
-  elman -m model=e75h4n16,e42 tune=rates          tune every model alike, then compare their bests
   elman launcher=slurm model=e75h4n16,e42 ...     the same as an array of jobs on a cluster
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from elman.base.errors import UserError
-from elman.models.counts import Counts, Number, count_params, own_size
 from elman.sections.model import ModelConfig
 from elman.sections.solve import Size
 from elman.sections.tune import ShapeSpace
 
+if TYPE_CHECKING:  # it imports torch, which a sweep without shapes needs only later
+    from elman.models.counts import Counts
+
 _MOST_DIM = 16384
+Number = int | float
 Sizes = dict[Size, Number]
 
 
@@ -33,6 +37,8 @@ def shapes_of(model: ModelConfig, backend: str, space: ShapeSpace, hold: float) 
     Raises:
         UserError: the model cannot be built.
     """
+    from elman.models.counts import Counts, count_params, own_size
+
     target = count_params(model.model_copy(update={"expected_params": None}), backend)
     counts = Counts(model, lambda one: count_params(one, backend), lambda seen: None)
     lists = _options(model, space)
