@@ -70,9 +70,9 @@ def casts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, torch.dtype]]:
     seen: list[tuple[int, torch.dtype]] = []
     cast = module._cast
 
-    def note(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    def note(tensors: list[Tensor], dtype: torch.dtype, *rooms: Any) -> list[Tensor]:
         seen.append((len(tensors), dtype))
-        return cast(tensors, dtype)
+        return cast(tensors, dtype, *rooms)
 
     monkeypatch.setattr(module, "_cast", note)
     return seen

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elman import layers
 from elman.models.language_model import LanguageModel
+from elman.ops.column_sum import op as column_sum
 from elman.ops.common import padding
-from elman.ops.linear import KeptCopies, Weights, linear, padded_linear
+from elman.ops.linear import KeptCopies, Weights, joined, linear, narrow, padded_linear
 from elman.ops.silu_linear import silu_linear
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -131,6 +132,36 @@ def test_a_weight_is_cast_and_filled_up_in_one_copy(on_a_gpu) -> None:
     assert names.count("aten::_foreach_copy_") == 1
     assert "aten::constant_pad_nd" not in names
     assert "aten::cat" not in names
+
+
+def test_only_weights_of_padded_products_have_copies_with_room(on_a_gpu) -> None:
+    """Two weights that are joined are filled up together, and the gradient of each is as it is."""
+    x, weights = normal(*ROWS, 16).requires_grad_(), Weights()
+    alone, parts = parameter(13, 16), [parameter(6, 16, seed=2), parameter(7, 16, seed=3)]
+    for _ in range(2):
+        with autocast(), weights.cast(x):
+            y = linear(x, alone).sum() + linear(x, joined(parts)).sum()
+            assert [narrow(part).shape for part in parts] == [part.shape for part in parts]
+            assert not any(narrow(part)._is_view() for part in parts)
+    y.backward()
+    assert [one.grad.shape for one in (alone, *parts)] == [(13, 16), (6, 16), (7, 16)]
+
+
+@pytest.mark.parametrize("sizes", [(13, 16), (16, 10), (24, 16)], ids=str)
+def test_a_bias_whose_gradient_a_kernel_sums_is_padded_too(on_a_gpu, monkeypatch, sizes) -> None:
+    monkeypatch.setattr(column_sum.cuda, "column_sum", lambda dy_no: dy_no.float().sum(0))
+    leaves = [normal(*ROWS, sizes[1]).requires_grad_(), parameter(*sizes), parameter(sizes[0])]
+
+    def run(map_: Callable[..., Tensor]) -> list[Tensor]:
+        with autocast():
+            return gradients(lambda: map_(*leaves), leaves)
+
+    found = run(lambda *given: column_sum.biased_linear(*given, backend="cuda"))
+    wanted = run(functional.linear)
+    assert found[-1].shape == (sizes[0],)
+    # The bias's gradient is summed in fp32 here, and rounded to bf16 there.
+    torch.testing.assert_close(found[:-1], wanted[:-1])
+    torch.testing.assert_close(found[-1], wanted[-1], rtol=2**-7, atol=2**-7)
 
 
 def test_second_derivatives_are_those_of_the_plain_product(on_a_gpu) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.ops.common.padding import fill_of, filled_weight, has_room, is_padded, room_for
+from elman.ops.common.padding import fill_of, filled_weight, is_padded, room_for
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.transforms import backward_is_seen, watched
 
@@ -69,7 +69,7 @@ def _padded(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
 
 def padded_factors(x_bti: Tensor, weight_oi: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors of a product that is padded, in its dtype and filled up with zeros."""
-    copy_oi, dtype = _copy_of(weight_oi), compute_dtype(x_bti, weight_oi.dtype)
+    copy_oi, dtype = _copy_of(weight_oi, filled=True), compute_dtype(x_bti, weight_oi.dtype)
     if copy_oi.shape == weight_oi.shape:
         copy_oi = filled_weight(copy_oi, dtype)
     if fill := fill_of(x_bti.shape[-1]):
@@ -85,11 +85,16 @@ def narrow(weight_oi: Tensor) -> Tensor:
     return copy_oi[: weight_oi.shape[0], : weight_oi.shape[1]]
 
 
-def _copy_of(weight_oi: Tensor) -> Tensor:
-    """Return a weight's copy, perhaps filled up, or the weight."""
+def _copy_of(weight_oi: Tensor, *, filled: bool = False) -> Tensor:
+    """Return a weight's copy, perhaps filled up, or the weight.
+
+    Args:
+        weight_oi: W.
+        filled: Whether a copy that is filled up is of use.
+    """
     if torch.compiler.is_compiling() or (reads := _thread.reads) is None:
         return weight_oi
-    return reads.copy_of(weight_oi)
+    return reads.copy_of(weight_oi, filled=filled)
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
@@ -120,8 +125,11 @@ class KeptCopies:
         self._device, self._few_rows = device, few_rows
         self._copies: _Copies = {}
 
-    def copy_of(self, weight: Tensor) -> Tensor:
-        """Return the copy of a weight, or the tensor itself where autocast casts nothing."""
+    def copy_of(self, weight: Tensor, *, filled: bool = False) -> Tensor:
+        """Return the copy of a weight, or the tensor itself where autocast casts nothing.
+
+        It is never filled up: a text reads its weights for few rows at a time.
+        """
         narrows = torch.is_autocast_enabled(self._device)
         if type(weight) is not nn.Parameter or not narrows or weight.dtype != torch.float32:
             return weight
@@ -156,6 +164,7 @@ class Weights:
 
     def __init__(self) -> None:
         self._read: list[nn.Parameter] = []
+        self._filled: list[nn.Parameter] = []
 
     def cast(self, x: Tensor) -> AbstractContextManager[object]:
         """Return a context for a pass that begins with x; it casts if autocast does.
@@ -170,13 +179,14 @@ class Weights:
 
     @contextmanager
     def _reading(self, kind: str) -> Iterator[None]:
-        outer, reads = _thread.reads, _Reads(kind, self._read)
+        outer, reads = _thread.reads, _Reads(kind, self._read, self._filled)
         _thread.reads = reads
         try:
             yield
         finally:
             _thread.reads = outer
             self._read = list(reads.read.values())
+            self._filled = list(reads.filled.values())
 
 
 class _Reads:
@@ -185,24 +195,30 @@ class _Reads:
     Args:
         kind: Type of the device.
         weights: The weights to cast.
+        filled: Those whose copies are filled up with zeros.
     """
 
-    def __init__(self, kind: str, weights: list[nn.Parameter]) -> None:
+    def __init__(self, kind: str, weights: list[nn.Parameter], filled: list[nn.Parameter]) -> None:
         self._kind = kind
         self._dtype = torch.get_autocast_dtype(kind)
         weights = [weight for weight in weights if self._is_cast(weight)]
-        copies = _Cast.apply(self._dtype, *weights) if weights else ()  # type: ignore[no-untyped-call]
+        in_room = set(map(id, filled))
+        rooms = [id(weight) in in_room for weight in weights]
+        copies = _Cast.apply(self._dtype, rooms, *weights) if weights else ()  # type: ignore[no-untyped-call]
         # The weight stays beside its copy: its id is its own only as long as it lives.
         self._copies: _Copies = {
             id(weight): (weight, copy) for weight, copy in zip(weights, copies, strict=True)
         }
         self.read: dict[int, nn.Parameter] = {}
+        self.filled: dict[int, nn.Parameter] = {}
 
-    def copy_of(self, weight: Tensor) -> Tensor:
+    def copy_of(self, weight: Tensor, *, filled: bool = False) -> Tensor:
         """Return the copy of a weight, perhaps filled up, or the weight; remember the read."""
         if type(weight) is not nn.Parameter or not torch.is_autocast_enabled(self._kind):
             return weight
         self.read[id(weight)] = weight
+        if filled:
+            self.filled[id(weight)] = weight
         return self._copies.get(id(weight), (weight, weight))[1]
 
     def _is_cast(self, weight: nn.Parameter) -> bool:
@@ -224,14 +240,16 @@ _thread = _Thread()
 class _Cast(torch.autograd.Function):
     """fp32 tensors in another dtype, and the gradients of those that have one back in fp32.
 
-    Copies have room for the zeros that fill them up, and so have the gradients that come back.
+    A copy may have room for zeros that fill it up, and so has the gradient that comes back.
     """
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, dtype: torch.dtype, rooms: Sequence[bool], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.shapes = [weight.shape for weight in weights]
-        return tuple(_cast(weights, dtype))
+        return tuple(_cast(weights, dtype, rooms))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -244,24 +262,30 @@ class _Cast(torch.autograd.Function):
             wide = iter([gradient.to(torch.float32) for gradient in there])
         else:
             wide = iter(_cast(there, torch.float32))
-        return None, *(None if gradient is None else next(wide) for gradient in gradients)
+        each = (None if gradient is None else next(wide) for gradient in gradients)
+        return None, None, *each
 
 
-def _cast(tensors: tuple[Tensor, ...] | list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def _cast(
+    tensors: tuple[Tensor, ...] | list[Tensor], dtype: torch.dtype, rooms: Sequence[bool] = ()
+) -> list[Tensor]:
     """Return copies in a dtype, on a GPU by as few launches as their addresses fill.
 
-    Those whose products are padded are filled up with zeros.
+    Args:
+        tensors: The tensors.
+        dtype: The dtype.
+        rooms: Which of them zeros fill up; none: no one.
     """
+    if not any(rooms):
+        copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(copies, list(tensors))
+        return copies
     copies, places, zeros = [], [], []
-    for tensor in tensors:
-        if has_room(tensor, dtype):
-            copy, place, tails = room_for(tensor, dtype)
-            zeros += tails
-        else:
-            copy = place = torch.empty_like(tensor, dtype=dtype)
+    for tensor, room in zip(tensors, rooms, strict=True):
+        copy, place, tails = room_for(tensor, dtype, filled=room)
         copies.append(copy)
         places.append(place)
-    if zeros:
-        torch._foreach_zero_(zeros)
+        zeros += tails
+    torch._foreach_zero_(zeros)
     torch._foreach_copy_(places, list(tensors))
     return copies

@@ -55,19 +55,19 @@ def is_padded(x_bti: Tensor, weight_oi: Tensor) -> bool:
     )
 
 
-def has_room(weight_oi: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a weight's copy in a dtype has room for zeros."""
-    return (
-        weight_oi.device.type == DEVICE
-        and dtype in HALF
-        and weight_oi.ndim == 2
-        and weight_oi.numel() > 0
-        and any(map(fill_of, weight_oi.shape))
-    )
+def room_for(
+    weight_oi: Tensor, dtype: torch.dtype, *, filled: bool = True
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return an empty copy, the place of the weight in it, and the places of zeros.
 
-
-def room_for(weight_oi: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return an empty copy that is filled up, the place of the weight in it, and that of zeros."""
+    Args:
+        weight_oi: W.
+        dtype: Of the copy.
+        filled: Whether the copy is filled up; else it has the weight's shape.
+    """
+    if not filled:
+        copy = torch.empty_like(weight_oi, dtype=dtype)
+        return copy, copy, []
     outputs, inputs = weight_oi.shape
     copy = weight_oi.new_empty(outputs + fill_of(outputs), inputs + fill_of(inputs), dtype=dtype)
     tails = [copy[outputs:], copy[:outputs, inputs:]]
