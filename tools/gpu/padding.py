@@ -3,7 +3,8 @@
     python tools/gpu/run.py padding [products] [steps] [gradients] [--only mamba2] [rounds=3]
 
 ``products`` compares the three products of linear maps with sizes that are no multiples of 8 to
-fp64 and times them together: forward, the gradient of the input, that of the weight. ``steps``
+fp64 and times them together: forward, the gradient of the input, that of the weight; ``split`` is
+how ``mamba2``, ``mamba3`` and E88 use them, whose gradient has the padded width already. ``steps``
 times training steps of whole models, replayed, both ways in turn. ``gradients`` compares loss and
 gradients of two layers with and without zeros to the same layers in fp64, eager, recomputed in the
 backward pass, and replayed as a CUDA graph; ``--only kda,deltaproduct`` tries these, too.
@@ -26,7 +27,7 @@ from elman.kernels.packages import importable
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.ops.common import padding
-from elman.ops.linear import linear
+from elman.ops.linear import linear, padded_linear
 from tools.gpu.instruments import distance, furthest, interleaved, recorded
 from tools.gpu.job import Check, Job, Row
 from tools.gpu.peer_speed import Training
@@ -93,10 +94,17 @@ def one_map(job: Job, outputs: int, inputs: int) -> Row:
         "passed": errors["padded"] <= 1.1 * errors["plain"] + 1e-6,
     }
     if job.device == "cuda":
+        wide_dy = functional.pad(dy, (0, padding.fill_of(outputs)))
+
+        def split() -> list[Tensor]:
+            """Compute what a layer does whose projection is split: zeros are a piece of it."""
+            y = padded_linear(*leaves)
+            return [y.detach(), *torch.autograd.grad(y, leaves, wide_dy)]
+
         with plain():
-            unpadded_graph, _ = recorded(run, warmup=WARMUP, stream=torch.cuda.Stream())
-        padded_graph, _ = recorded(run, warmup=WARMUP, stream=torch.cuda.Stream())
-        ways = {"plain": unpadded_graph.replay, "padded": padded_graph.replay}
+            ways = {"plain": recorded(run, warmup=WARMUP)[0].replay}
+        ways["padded"] = recorded(run, warmup=WARMUP)[0].replay
+        ways["split"] = recorded(split, warmup=WARMUP)[0].replay
         for way, rounds in interleaved(ways, job.settings["rounds"], repeats=20).items():
             found[f"{way}_ms"] = round(1e3 * statistics.median(rounds), 4)
     return found
