@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -441,11 +442,29 @@ def test_kernels_are_imported_without_a_root_that_needs_what_is_not_there(broken
             del sys.modules[name]
 
 
+def test_a_root_that_kernels_do_not_need_runs_when_it_is_read(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "fla" / "ops"
+    folder.mkdir(parents=True)
+    (tmp_path / "fla" / "__init__.py").write_text("LAYERS = ['all', 'of', 'them']\n")
+    (folder / "__init__.py").write_text("from fla import __version__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert hasattr(import_kernels("flash-linear-attention", "ops"), "__version__")
+        root = sys.modules["fla"]
+        assert "LAYERS" not in vars(root)
+        assert import_module("fla").LAYERS == ["all", "of", "them"]
+        with pytest.raises(AttributeError):
+            root.no_such_layer  # noqa: B018
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     ("name", "module", "reason"),
     [
         ("mamba-ssm", "ops.nowhere", "No module named 'mamba_ssm.ops.nowhere'"),
-        ("flash-linear-attention", "ops.inner", "No module named 'selective_scan_cuda'"),
+        ("flash-linear-attention", "ops.nowhere", "No module named 'fla.ops.nowhere'"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line_with_the_command(

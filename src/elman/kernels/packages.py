@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pkgutil import extend_path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -37,6 +38,8 @@ class Package:
         install: Command that installs it in addition to torch.
         skip_root: Whether its modules are imported without the package's root, because the root
             would import something that is missing.
+        late_root: Whether the package's root runs only once something of its own is read, because
+            it imports much that its kernels do not need.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Package:
     oldest: str
     install: str
     skip_root: bool = False
+    late_root: bool = False
 
 
 PACKAGES = {
@@ -63,6 +67,8 @@ PACKAGES = {
         ("fla", "triton", "einops"),
         "0.6.0",
         "pip install 'elman[fla]'",
+        # The root imports layers and models, and with them transformers: seconds of every run.
+        late_root=True,
     ),
 }
 """All packages by name, as in ``Cell.package``."""
@@ -105,7 +111,7 @@ def installation_problem(name: str) -> str | None:
 
 
 def import_kernels(name: str, module: str) -> ModuleType:
-    """Import a module of a package, without the package's root if ``skip_root`` says so.
+    """Import a module of a package, without the package's root if it can be left out.
 
     Args:
         name: Name in :data:`PACKAGES`.
@@ -116,6 +122,8 @@ def import_kernels(name: str, module: str) -> ModuleType:
     """
     package = PACKAGES[name]
     root = package.modules[0]
+    if package.late_root:
+        _put_late_root(root, installed_version(name))
     try:
         with _standing_in(root) if package.skip_root else nullcontext():
             imported = import_module(f"{root}.{module}")
@@ -167,6 +175,36 @@ def _standing_in(root: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[root]
+
+
+class _LateRoot(ModuleType):
+    """A package's root whose code runs when somebody reads a name that is not there yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # people who list modules look for such names
+            raise AttributeError(name)
+        self.__class__ = ModuleType  # type: ignore[assignment]  # once
+        assert self.__spec__ is not None
+        assert self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def _put_late_root(root: str, version_text: str | None) -> None:
+    """Make a package importable module by module, before its root has run.
+
+    Args:
+        root: Name of the package.
+        version_text: Its version, which modules of it read from the root.
+    """
+    spec = find_spec(root) if root not in sys.modules else None
+    if spec is None or spec.submodule_search_locations is None:
+        return
+    late = _LateRoot(root)
+    late.__spec__ = spec
+    vars(late)["__version__"] = version_text
+    late.__path__ = extend_path(list(spec.submodule_search_locations), root)
+    sys.modules[root] = late
 
 
 def device_type(device: torch.device | str) -> str:
