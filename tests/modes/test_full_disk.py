@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_and_is_cleared_loses_nothing(small_disk: Path, sta
 def test_a_disk_that_stays_full_costs_the_weights_and_not_the_result(
     small_disk: Path, start: Start
 ) -> None:
-    run = start("train.steps=300", "train.save_every=40")
+    run = start("train.steps=300", "train.save_every=40", "log.plot=true")
     saved = wait_for(small_disk, "outputs/*/*/checkpoints/step-0000040", run)
     fill(small_disk)
     said = "".join(run.communicate(timeout=120))

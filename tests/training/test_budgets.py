@@ -95,6 +95,7 @@ def test_large_counts_may_be_typed_short() -> None:
 def test_a_cell_without_a_count_refuses_the_budget_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(flops, "_counted", {})  # what was counted before
     monkeypatch.setattr(flops, "_COUNTED", ())  # as if its operators were somebody else's
     with pytest.raises(UserError, match=r"train\.flops=1e\+12: cell e88: its plain form runs aten"):
         budget_of(compose_config(["train.flops=1e12"]))

@@ -75,7 +75,7 @@ class Record:
         self._head |= head or {}
         self._write(None)
 
-    def replace(self, jobs: Sequence[SweepJob]) -> None:
+    def relabel(self, jobs: Sequence[SweepJob]) -> None:
         """Record other facts of jobs that the sweep has: what they are for has changed."""
         self.keep(jobs)
         changed = {job.number: job for job in jobs}

@@ -34,7 +34,7 @@ class GrowingRecord(Protocol):
             head: What ``sweep.json`` says from now on beside the jobs, by key.
         """
 
-    def replace(self, jobs: Sequence[SweepJob]) -> None:
+    def relabel(self, jobs: Sequence[SweepJob]) -> None:
         """Record other facts of jobs that the sweep has: what they are for has changed."""
 
 

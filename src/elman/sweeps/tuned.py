@@ -203,7 +203,7 @@ class TunedSource:
             if one.phase == "best" and one.job not in kept:
                 changed[one.job] = _relabeled(jobs[one.job], "second", common=False)
         if changed:
-            self._record.replace(list(changed.values()))
+            self._record.relabel(list(changed.values()))
             self._ended = {n: one for n, one in self._ended.items() if n not in changed}
             self._look()
 

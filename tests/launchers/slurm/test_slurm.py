@@ -379,7 +379,7 @@ def test_each_answer_of_a_sweep_that_grows_is_an_array(slurm: Any, tmp_path: Pat
     record = _sweep_file(tmp_path)
     assert [job["status"] for job in record["jobs"]] == ["ok"] * 5
     assert record["jobs"][-1]["seed"] == 4005  # made when every result was recorded
-    assert record["tune"] == {"state": "confirming"}
+    assert record["source"] == {"state": "confirming"}
     answers = [ask["came"] for ask in sweep.asks() if ask["came"]]
     arrays = [job["task"].partition("_")[0] for job in record["jobs"]]
     assert [arrays.count(array) for array in dict.fromkeys(arrays)] == answers
