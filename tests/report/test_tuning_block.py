@@ -308,6 +308,15 @@ def test_what_noise_hides_says_how_many_seeds_would_decide(sweep: FakeSweep) -> 
     assert shlex.split(command)[:-1] == words
 
 
+def test_who_wins_has_numbers_and_no_second_verdict(sweep: FakeSweep) -> None:
+    two_arms(sweep)
+    lines = markdown_text(make_report([sweep.folder])).splitlines()
+    (line,) = [one for one in lines if one.startswith("e42 optim.lr=0.0003: val bpb")]
+    assert "at equal steps" in line
+    assert "worse" not in line
+    assert "distinguishable" not in line
+
+
 def test_csv_has_a_line_for_each_arm(sweep: FakeSweep) -> None:
     two_arms(sweep)
     best, other = lines_of(make_report([sweep.folder]), "arm")

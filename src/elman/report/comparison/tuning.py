@@ -35,8 +35,8 @@ from elman.report.comparison.verdict import (
 
 TITLE = "Each at its best"
 NOT_CORRECTED = (
-    "Who wins compares the confirmed runs at equal steps, minutes and bytes, too; it does not "
-    "correct for having chosen the leader by its result."
+    "Who wins has the differences of the confirmed runs at equal steps, minutes and bytes, too; "
+    "its probabilities are not corrected for having chosen the leader by its result."
 )
 _OPEN = {
     (False, False): "",

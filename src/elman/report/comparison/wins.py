@@ -133,6 +133,12 @@ class Group:
         """At equal what the rows are compared."""
         return self.by.axis
 
+    @property
+    def judged_apart(self) -> bool:
+        """Whether the verdict of a tuned sweep is about these rows, and is the only one."""
+        rows = (self.reference, *(one.row for one in self.challengers))
+        return all(run.tuning is not None for row in rows for run in row.runs)
+
     def decisive(self, one: Challenger) -> Comparison:
         """Return the line of a row that decides."""
         return one.line(self.by.number, self.by.axis)

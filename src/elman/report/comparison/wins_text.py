@@ -97,6 +97,11 @@ MOST_LISTED = 40
 _MOST_IN_TERMINAL, _MOST_COMMANDS = 20, 5
 
 
+def to_decide(group: Group, one: Challenger) -> Sequence[str]:
+    """Return the commands that would decide about a row; none where a verdict names its own."""
+    return () if group.judged_apart else one.to_decide
+
+
 def heading(group: Group) -> str:
     """Return what the rows of a group are compared with."""
     why = "report.against" if group.chosen else f"the lowest {group.by.number.name}"
@@ -234,7 +239,7 @@ def _parts(group: Group, numbers: Mapping[int, int]) -> Iterator[Any]:
         [
             Item(
                 sentence(group, one),
-                [Command(TO_DECIDE, text) for text in one.to_decide if at < MOST_LISTED],
+                [Command(TO_DECIDE, text) for text in to_decide(group, one) if at < MOST_LISTED],
             )
             for at, one in enumerate(group.challengers)
         ],
@@ -265,7 +270,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | Table]:
         yield group.by.sentence
         for one in group.challengers[:MOST_LISTED]:
             yield sentence(group, one)
-            yield from (Command(TO_DECIDE, text) for text in one.to_decide)
+            yield from (Command(TO_DECIDE, text) for text in to_decide(group, one))
         yield from (Command(TO_MEASURE, text) for text in group.to_measure)
         yield differences(group)
         if note := shortened(group):
@@ -298,6 +303,8 @@ def sentence(group: Group, one: Challenger) -> str:
     at = f"at equal {group.axis}"
     if line.found is None:
         return f"{one.row.label}: {line.number.name} {at}: {verdict(line)}"
+    if group.judged_apart:
+        return _without_outcome(one, line, beside, at)
     outcome = verdict(line)
     if beside.decided:  # they are not equal by every number
         outcome = outcome.removesuffix(AS_EQUAL)
@@ -305,11 +312,21 @@ def sentence(group: Group, one: Challenger) -> str:
         f"{one.row.label}: {outcome}: {line.number.name} {_both(line)} {at}; "
         f"{beside.number.name} {_agreement(line, beside)}"
     ]
+    return ", ".join([*parts, *_speed_and_memory(one)])
+
+
+def _without_outcome(one: Challenger, line: Comparison, beside: Comparison, at: str) -> str:
+    """Return a line of numbers alone: the verdict stands with the tuned sweep."""
+    parts = [f"{one.row.label}: {line.number.name} {_both(line)} {at}"]
+    parts += [f"{beside.number.name} {_both(beside)}"] if beside.found is not None else []
+    return ", ".join([*parts, *_speed_and_memory(one)])
+
+
+def _speed_and_memory(one: Challenger) -> Iterator[str]:
     for other in (one.line(SPEED), one.line(MEMORY)):
         if other.found is not None:
             marks = f" ({', '.join(other.marks)})" if other.marks else ""
-            parts.append(f"{other.number.name} {_both(other)}{marks}")
-    return ", ".join(parts)
+            yield f"{other.number.name} {_both(other)}{marks}"
 
 
 def _agreement(line: Comparison, beside: Comparison) -> str:
@@ -347,7 +364,7 @@ def print_wins(console: Console, wins: Wins) -> None:
         stars = 0
         for one in shown:
             _say(console, sentence(group, one))
-            for text in one.to_decide[: _MOST_COMMANDS - stars]:
+            for text in to_decide(group, one)[: _MOST_COMMANDS - stars]:
                 _say(console, f"{TO_DECIDE}: {text}")
                 stars += 1
         for text in group.to_measure:
