@@ -31,6 +31,7 @@ from elman.models.cells import registry
 from elman.modes import bench as bench_mode
 from elman.modes import parity as parity_mode
 from elman.modes import train, train_description
+from elman.modes.train import prepare_ahead
 from elman.parity import gate, proof
 from elman.parity.checks import Check, Proof
 from elman.parity.compare import Comparison
@@ -458,6 +459,15 @@ def test_a_root_that_kernels_do_not_need_runs_when_it_is_read(tmp_path, monkeypa
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
             del sys.modules[name]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_slow_imports_come_ahead_of_the_gpu_only_where_the_package_is(there, monkeypatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(packages, "importable", lambda module: there)
+    monkeypatch.setattr(packages, "import_module", imported.append)
+    prepare_ahead(compose_config(["model=fla-gdn", "log.plot=false"]))
+    assert imported == (["torch._dynamo"] if there else [])
 
 
 @pytest.mark.parametrize(

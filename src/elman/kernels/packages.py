@@ -40,6 +40,7 @@ class Package:
             would import something that is missing.
         late_root: Whether the package's root runs only once something of its own is read, because
             it imports much that its kernels do not need.
+        ahead: Slow imports of its kernels that look for no GPU.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Package:
     install: str
     skip_root: bool = False
     late_root: bool = False
+    ahead: tuple[str, ...] = ()
 
 
 PACKAGES = {
@@ -69,6 +71,7 @@ PACKAGES = {
         "pip install 'elman[fla]'",
         # The root imports layers and models, and with them transformers: seconds of every run.
         late_root=True,
+        ahead=("torch._dynamo",),
     ),
 }
 """All packages by name, as in ``Cell.package``."""
@@ -136,6 +139,20 @@ def import_kernels(name: str, module: str) -> ModuleType:
         leave_variants_out()
         tune_together(root)
     return imported
+
+
+def import_ahead(name: str) -> None:
+    """Import what a package's kernels need, as far as that looks for no GPU.
+
+    A job of a sweep does so before it gets its GPU. Nothing is imported without the package.
+
+    Args:
+        name: Name in :data:`PACKAGES`.
+    """
+    package = PACKAGES[name]
+    if importable(package.modules[0]):
+        for module in package.ahead:
+            import_module(module)
 
 
 def installed_version(name: str) -> str | None:
