@@ -172,7 +172,7 @@ def test_every_run_is_a_model_that_composes_and_the_settings_are_shared(name: st
         for config in found
     }
     budgets = suite(name).budgets
-    chunk_size = 64 if name == "peers_tuned_quick" else 512  # tiny models, on a CPU
+    chunk_size = 64 if name.endswith("_quick") else 512  # tiny models, on a CPU
     budget = (budgets.get("minutes"), budgets.get("steps"))
     assert shared == {(*budget, chunk_size, found[0].optim.name)}
     batches = {config.train.batch_size for config in found}
@@ -339,3 +339,17 @@ def test_every_run_composes_through_hydra(name: str) -> None:
 
     for run, expected in zip(suite(name).runs, configs(name), strict=True):
         assert compose_config([f"benchmark={name}", *run]) == expected
+
+
+def test_the_arms_of_a_component_differ_in_it_alone_and_have_one_size() -> None:
+    for name in ("why_e88_trails", "why_e88_trails_quick"):
+        for family in suite(name).components.values():
+            for pair in family.values():
+                one, other = (models()[pair[kind]].config for kind in ("with", "without"))
+                assert one is not None
+                assert other is not None
+                with_it, without = one.settings(), other.settings()
+                differing = {key for key in with_it if with_it[key] != without[key]}
+                differing -= {"dim", "allow_unaligned"}  # the width pays for what is added
+                assert len(differing) == 1 or differing == {"n_heads", "head_dim", "expansion"}
+                assert params(pair["with"]) / params(pair["without"]) == pytest.approx(1, abs=0.02)

@@ -102,6 +102,13 @@ the seeds in the first list all runs of one seed come before those of the next:
 `jobs_per_gpu: 4` lets four runs share each GPU, for small models whose budget is steps; see
 [sweeps.md](sweeps.md#several-jobs-on-one-gpu).
 
+`components` names models with and without a part, by family. The report of a tuned sweep
+then ends in the gain of each part, at each model's own best setting and at the common one:
+
+    components:
+      E88:
+        output gate: {{with: e88_tiny, without: my_e88_without_gate}}
+
 `benchmark.published` names files of `elman.published`; their figures are shown
 beside the runs of the same models. A sweep records its suite, so its report stays the same when the
 file is gone.

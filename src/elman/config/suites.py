@@ -20,7 +20,7 @@ from elman.base.yaml_file import not_utf8, parsed_yaml
 from elman.config.catalog import SHIPPED, Place, group_files
 from elman.published import Circumstances, Figures, PublishedResult, published
 from elman.sections.budget import BUDGETS
-from elman.sections.suite import PublishedOnly, SuiteConfig
+from elman.sections.suite import Components, PublishedOnly, SuiteConfig
 
 GROUP = "benchmark"
 
@@ -36,6 +36,8 @@ class SuiteFigures:
         published_only: Published rows that no run repeats: ``figures.model`` is the row's published
             name, ``figures.caveat`` begins with the reason.
         against: Model with which its report compares the others, or None.
+        components: The models with and without each component whose gain its report says, by
+            family and component.
     """
 
     title: str = ""
@@ -43,6 +45,7 @@ class SuiteFigures:
     published: tuple[PublishedResult, ...] = field(repr=False, default=())
     published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
     against: str | None = None
+    components: Components = field(default_factory=dict)
 
     def published_for(self, model: str) -> list[PublishedResult]:
         """Return the figures of one model, those of the suite's own runs first."""
@@ -145,12 +148,7 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
         config = SuiteConfig.model_validate(section)
     except ValidationError as error:
         raise UserError(_wrong_file(name, error)) from None
-    if config.against is not None and config.against not in models_of(config.runs):
-        hint = did_you_mean(config.against, models_of(config.runs))
-        raise UserError(
-            f"benchmark.against (in benchmark={name}): no run of it trains {config.against}"
-            f"{hint}; fix or drop it"
-        )
+    _refuse_untrained(name, config)
     for suite in (*config.published, *(row.of for row in config.published_only)):
         if suite not in _circumstances():
             hint = did_you_mean(suite, _circumstances())
@@ -159,6 +157,22 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
                 f"elman.published{hint}; fix or drop it"
             )
     return config
+
+
+def _refuse_untrained(name: str, config: SuiteConfig) -> None:
+    """Raise UserError if the file compares a model that no run of it trains."""
+    models = models_of(config.runs)
+    compared = {"against": config.against} if config.against is not None else {}
+    for family, own in config.components.items():
+        for component, pair in own.items():
+            for kind, model in pair.items():
+                compared[f"components.{family}.{component}.{kind}"] = model
+    for key, model in compared.items():
+        if model not in models:
+            raise UserError(
+                f"benchmark.{key} (in benchmark={name}): no run of it trains {model}"
+                f"{did_you_mean(model, models)}; fix or drop it"
+            )
 
 
 def _wrong_file(name: str, error: ValidationError) -> str:
@@ -199,6 +213,7 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         published=figures.published,
         published_only=figures.published_only,
         against=figures.against,
+        components=figures.components,
         name=name,
         title=config.title,
         description=config.description,
@@ -225,6 +240,7 @@ def _figures(config: SuiteConfig) -> SuiteFigures:
         published=tuple(records),
         published_only=tuple(_published_only(row) for row in config.published_only),
         against=config.against,
+        components=config.components,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -47,6 +47,10 @@ class PublishedOnly(Section):
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
+Components = dict[str, dict[str, dict[Literal["with", "without"], str]]]
+"""Models with and without each component, by family and component."""
+
+
 class SuiteConfig(Section):
     """Section ``benchmark``.
 
@@ -62,6 +66,8 @@ class SuiteConfig(Section):
             small models whose budget is steps; only ``launcher=gpus`` reads it.
         against: Model of a run with which its report compares the others, unless report.against
             names another; null is the one with the lowest loss.
+        components: What its report says the gain of: by family and component the model ``with``
+            and the model ``without`` it, as in ``{E88: {gate: {with: a, without: b}}}``.
         runs: The overrides of every run, in the order of the table. A file may have ``grid``
             instead: lists of choices, each an override or a list of them. Its runs are all
             combinations; those of the last list come first, so that a sweep that is stopped has
@@ -77,6 +83,7 @@ class SuiteConfig(Section):
     claims_speed: bool = False
     jobs_per_gpu: Count = 1
     against: str | None = None
+    components: Components = Field(default_factory=dict)
     runs: Annotated[list[Run], Field(min_length=1)]
     only: str | list[str] | None = None
 
@@ -93,6 +100,17 @@ class SuiteConfig(Section):
         if not isinstance(lists, list) or not all(isinstance(one, list) and one for one in lists):
             raise UserError("grid: expected lists of choices, as in [[model=e1, model=e42]]")
         return rest | {"runs": [_combined(run) for run in itertools.product(*lists)]}
+
+    @field_validator("components")
+    @classmethod
+    def _of_pairs(cls, components: Components) -> Components:
+        for family, own in components.items():
+            for name, pair in own.items():
+                if len(pair) < 2:
+                    raise UserError(
+                        f"{family}.{name}: needs two models, as in {{with: e88_tiny, without: e1}}"
+                    )
+        return components
 
     @field_validator("runs")
     @classmethod

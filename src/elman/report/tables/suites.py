@@ -179,6 +179,9 @@ def facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> dict[str, 
         lines["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
     if suite.against is not None:
         lines["compared with"] = suite.against
+    if suite.components:
+        families = (f"of {family}: {', '.join(own)}" for family, own in suite.components.items())
+        lines["gain of each component"] = "; ".join(families)
     if suite.claims_speed:
         lines["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
     return lines
