@@ -12,8 +12,8 @@ from torch import Tensor
 from elman.kernels.launching import Launch
 from elman.ops.dense.cuda import cluster
 from elman.ops.dense.cuda.cluster_config import ClusterConfig
+from elman.ops.dense.passes import Call, Gradients, Results, Saved, save
 from elman.ops.dense.recurrences import CELLS
-from elman.ops.dense.results import Gradients, Results
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, of_dense_cluster
 
@@ -33,6 +33,17 @@ class Case:
     dy_bti: Tensor
     dlast_sbi: Tensor
     resets_bt: Tensor | None
+
+    @property
+    def call(self) -> Call:
+        """What a forward pass reads."""
+        given = (self.inputs, [self.matrix_pi], self.parameters, self.first_sbi, self.resets_bt)
+        return Call(self.step, "cuda", True, *given)
+
+    def saved(self, results: Results) -> Saved:
+        """Return what a backward pass reads."""
+        saved = save(self.call, results)
+        return saved._replace(dy_bti=self.dy_bti, dlast_sbi=self.dlast_sbi)
 
 
 def case(
@@ -66,18 +77,8 @@ def case(
 
 def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
-    call = (one.step, one.inputs, [one.matrix_pi], one.parameters, one.first_sbi)
-    found = cluster.forward(*call, True, one.resets_bt)
-    back = (
-        one.step,
-        one.dy_bti,
-        one.dlast_sbi,
-        [one.matrix_pi],
-        one.parameters,
-        one.first_sbi,
-        found,
-    )
-    return found, cluster.backward(*back, one.resets_bt)
+    found = cluster.forward(one.call)
+    return found, cluster.backward(one.saved(found))
 
 
 def config(
@@ -116,7 +117,7 @@ def config(
 
 def launcher(
     library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
-) -> Callable[[ClusterConfig, Launch, cluster._Call], None]:
+) -> Callable[[ClusterConfig, Launch, cluster._KernelCall], None]:
     """Return what stands in for a launch on a GPU.
 
     Args:
@@ -124,7 +125,7 @@ def launcher(
         seed: Of the order in which threads run and words arrive.
     """
 
-    def launch(config: ClusterConfig, wanted: Launch, call: cluster._Call) -> None:
+    def launch(config: ClusterConfig, wanted: Launch, call: cluster._KernelCall) -> None:
         compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
         declare(compiled, of_dense_cluster(call.args, config))
         emulator.start(compiled, wanted, call.args, seed)

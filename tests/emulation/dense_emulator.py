@@ -19,7 +19,7 @@ _BACKWARD = ("dense_backward", "dense_candidate")
 
 def starter(
     config: StepConfig,
-    call: stepwise._Call,
+    call: stepwise._KernelCall,
     library: Callable[[str], ctypes.CDLL] = emulator.loaded,
 ) -> Callable[[Sequence[Launch]], None]:
     """Return what stands in for a launch of kernels.

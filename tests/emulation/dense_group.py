@@ -10,19 +10,17 @@ from torch import Tensor
 from elman.kernels.launching import Launch
 from elman.ops.dense.cuda import groups
 from elman.ops.dense.cuda.group_config import SHARED_LIMITS, GroupConfig
+from elman.ops.dense.passes import Gradients, Results
 from elman.ops.dense.recurrences import CELLS
-from elman.ops.dense.results import Gradients, Results
 from tests.emulation import emulator
 from tests.emulation.dense_cluster import Case
 from tests.emulation.stretches import declare, of_dense_group
 
 
-def results(one: Case, resets_bt: Tensor | None = None) -> tuple[Results, Gradients]:
+def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
-    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
-    found = groups.forward(*call, True, resets_bt)
-    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], [], one.first_sbi, found)
-    return found, groups.backward(*back, resets_bt)
+    found = groups.forward(one.call)
+    return found, groups.backward(one.saved(found))
 
 
 def config(

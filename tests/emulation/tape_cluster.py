@@ -12,8 +12,8 @@ from torch import Tensor
 from elman.kernels.launching import Launch
 from elman.ops.tape.cuda import cluster
 from elman.ops.tape.cuda.cluster_config import ClusterConfig
+from elman.ops.tape.passes import Call, Gradients, Results, Saved, save
 from elman.ops.tape.recurrences import CELLS
-from elman.ops.tape.results import Inputs, Results
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, of_tape_cluster
 
@@ -22,11 +22,15 @@ from tests.emulation.stretches import declare, of_tape_cluster
 class Case:
     """A call: bf16 input, fp32 matrices of bf16's numbers, fp32 tape and state, and gradients."""
 
-    write: str
-    given: Inputs
+    call: Call
     dy_bti: Tensor | None
     dtape_bni: Tensor | None
     dstate_bi: Tensor | None
+
+    def saved(self, results: Results) -> Saved:
+        """Return what a backward pass reads."""
+        pulls = {"dy_bti": self.dy_bti, "dtape_bni": self.dtape_bni, "dstate_bi": self.dstate_bi}
+        return save(self.call, results)._replace(**pulls)
 
 
 def case(write: str, batch: int, steps: int, slots: int, channels: int) -> Case:
@@ -36,21 +40,24 @@ def case(write: str, batch: int, steps: int, slots: int, channels: int) -> Case:
     gradients magnify the rounding of any engine a thousand times.
     """
     rows = CELLS[write].blocks * channels
-    given = Inputs(
+    call = Call(
+        write,
+        "cuda",
+        True,
         (torch.randn(batch, steps, channels) / 4).bfloat16(),
         (torch.randn(rows, channels) / (2 * channels**0.5)).bfloat16().float(),
         torch.randn(batch, slots, channels) / 2,
         (torch.randn(batch, channels) / 4).bfloat16().float(),
+        None,
     )
     dy_bti = torch.randn(batch, steps, channels).bfloat16()
-    return Case(write, given, dy_bti, torch.randn_like(given[2]), torch.randn_like(given[3]))
+    return Case(call, dy_bti, torch.randn_like(call.tape_bni), torch.randn_like(call.state_bi))
 
 
-def results(one: Case) -> tuple[Results, Inputs]:
+def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
-    found = cluster.forward(one.write, one.given, True)
-    pulls = (one.dy_bti, one.dtape_bni, one.dstate_bi)
-    return found, cluster.backward(one.write, *pulls, one.given, found)
+    found = cluster.forward(one.call)
+    return found, cluster.backward(one.saved(found))
 
 
 def config(
@@ -89,7 +96,7 @@ def config(
 
 def launcher(
     library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
-) -> Callable[[ClusterConfig, Launch, cluster._Call], None]:
+) -> Callable[[ClusterConfig, Launch, cluster._KernelCall], None]:
     """Return what stands in for a launch on a GPU.
 
     Args:
@@ -97,7 +104,7 @@ def launcher(
         seed: Of the order in which threads run and words arrive.
     """
 
-    def launch(config: ClusterConfig, wanted: Launch, call: cluster._Call) -> None:
+    def launch(config: ClusterConfig, wanted: Launch, call: cluster._KernelCall) -> None:
         compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
         declare(compiled, of_tape_cluster(call.args, config))
         emulator.start(compiled, wanted, call.args, seed)

@@ -17,7 +17,7 @@ from tests.emulation.stretches import declare, of_tape_step
 
 def starter(
     config: StepConfig,
-    call: stepwise._Call,
+    call: stepwise._KernelCall,
     library: Callable[[str], ctypes.CDLL] = emulator.loaded,
 ) -> Callable[[Sequence[Launch]], None]:
     """Return what stands in for a launch of kernels.

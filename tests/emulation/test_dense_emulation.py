@@ -278,7 +278,7 @@ def test_gates_are_those_of_their_own_row(step: str, backend: str) -> None:
 def test_a_workspace_counted_in_the_inputs_dtype_is_noticed(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepwise._Call, "wide", stepwise._Call.narrow)
+    monkeypatch.setattr(stepwise._KernelCall, "wide", stepwise._KernelCall.narrow)
     # PyTorch's product would refuse, or narrow its result.
     monkeypatch.setattr(stepwise, "_multiply", lambda left, right, to: to.zero_())
     with pytest.raises(emulator.FaultError):

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels import stalls
-from elman.ops.dense import reference
 from elman.ops.dense.cuda import groups
 from elman.ops.dense.cuda.forms import GROUP_STATES
 from elman.ops.dense.cuda.group_config import Machine, choose
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_cluster, dense_group, emulator
-from tests.emulation.test_dense_cluster import error
+from tests.emulation.test_dense_cluster import compare as compare_passes
 
 STEPS = [s for s, cell in CELLS.items() if cell.per_channel and cell.states <= GROUP_STATES]
 
 
-def of_reference(
-    one: dense_cluster.Case, resets_bt: Tensor | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return outputs and gradients in fp64."""
-    tensors = [*one.inputs, one.matrix_pi, one.first_sbi]
-    *inputs, matrix, first = (tensor.double().requires_grad_() for tensor in tensors)
-    call = (one.step, inputs, [matrix], first.unbind(0), [], resets_bt)
-    y, last = reference.dense_recurrence(*call)
-    outputs = [y, torch.stack(tuple(last))]
-    given = [one.dy_bti.double(), one.dlast_sbi.double()]
-    return outputs, list(torch.autograd.grad(outputs, [*inputs, matrix, first], given))
-
-
-def compare(one: dense_cluster.Case, resets_bt: Tensor | None = None) -> None:
-    """Compare both passes with the reference."""
-    (y, last), gradients = of_reference(one, resets_bt)
-    results, found = dense_group.results(one, resets_bt)
-    assert error(results.y_bti, y) < 6e-3
-    assert error(results.last_sbi, last) < 6e-3
-    for mine, its in zip(
-        [*found.inputs, *found.recurrent, found.first_sbi], gradients, strict=True
-    ):
-        assert error(mine, its) < 1.5e-2
+compare = partial(compare_passes, results=dense_group.results)
 
 
 @pytest.fixture
@@ -120,12 +97,9 @@ def test_the_order_of_threads_changes_no_bit(emulate, step) -> None:
 def test_gradients_that_nobody_asks_for(emulate) -> None:
     emulate(both(partial(dense_group.config, "mix", 64, 2, 3, 2)))
     one = dense_cluster.case("mix", 3, 4, 64)
-    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
-    results = groups.forward(*call, True)
-    dlast, zeros = one.dlast_sbi, torch.zeros_like(one.dy_bti)
-    given = ([one.matrix_pi], [], one.first_sbi, results)
-    found = groups.backward("mix", None, dlast, *given)
-    same = groups.backward("mix", zeros, dlast, *given)
+    saved = one.saved(groups.forward(one.call))
+    pulls = (None, torch.zeros_like(one.dy_bti))
+    found, same = (groups.backward(saved._replace(dy_bti=pull)) for pull in pulls)
     assert all(map(torch.equal, found.inputs, same.inputs))
     assert torch.equal(found.first_sbi, same.first_sbi)
 
@@ -133,10 +107,11 @@ def test_gradients_that_nobody_asks_for(emulate) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_rows_begin_anew_where_they_are_reset(emulate, step) -> None:
     emulate(both(partial(dense_group.config, step, 64, 2, 8, 2, resets=True)))
-    one, resets_bt = dense_cluster.case(step, 13, 6, 62), torch.rand(13, 6) < 0.3
+    resets_bt = torch.rand(13, 6) < 0.3
     resets_bt[0], resets_bt[1], resets_bt[2, 0], resets_bt[3, 5] = True, False, True, True
-    compare(one, resets_bt)
-    dfirst_sbi = dense_group.results(one, resets_bt)[1].first_sbi
+    one = replace(dense_cluster.case(step, 13, 6, 62), resets_bt=resets_bt)
+    compare(one)
+    dfirst_sbi = dense_group.results(one)[1].first_sbi
     assert not dfirst_sbi[:, resets_bt[:, 0]].any()
 
 
@@ -156,19 +131,17 @@ def test_a_block_that_never_comes_is_an_error_and_no_hang(emulate, tmp_path, whe
     )
     configs = both(partial(dense_group.config, "tanh", 64, 4, 2, 2))
     one = dense_cluster.case("tanh", 4, 6, 64)
-    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
     emulate(configs)
-    whole = groups.forward(*call, True)
+    whole = groups.forward(one.call)
     emulate(configs, library=stalled)
-    found = groups.forward(*call, True)
+    found = groups.forward(one.call)
     own = torch.arange(64) // 16 != 1  # its own channels may be a step ahead
     assert torch.equal(found.y_bti[:, :right], whole.y_bti[:, :right])
     assert found.y_bti[:, right:, own].isnan().all()
     assert found.last_sbi[:, :, own].isnan().all()
     with pytest.raises(UserError, match=r"^kernels.backend=cuda: a kernel on GPU 0 waited 8 s"):
-        groups.forward(*call, True)
-    given = ([one.matrix_pi], [], one.first_sbi, whole)
-    gradients = groups.backward("tanh", one.dy_bti, None, *given)
+        groups.forward(one.call)
+    gradients = groups.backward(one.saved(whole)._replace(dlast_sbi=None))
     assert gradients.inputs[0][:, : 6 - max(right, 1) - 1, own].isnan().all()
     assert gradients.first_sbi[:, :, own].isnan().all()
     with pytest.raises(UserError, match="its results are NaN"):

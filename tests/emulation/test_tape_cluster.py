@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
 from elman.kernels.sources import included_sources
-from elman.ops.tape import reference, results
+from elman.ops.tape import passes, reference
 from elman.ops.tape.cuda import cluster, cluster_config, stepwise
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.recurrences import CELLS
@@ -47,12 +47,14 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def of_reference(one: Case) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and gradients in fp64."""
-    leaves = [tensor.double().requires_grad_() for tensor in one.given]
+    call = one.call
+    read = (call.input_bti, call.matrix_pi, call.tape_bni, call.state_bi)
+    leaves = [tensor.double().requires_grad_() for tensor in read]
     input_bti, matrix, tape, state = leaves
     width = state.shape[1]
     write_ii = matrix[width:] if len(matrix) > width else None
     given = (input_bti, matrix[:width], write_ii, tape, state)
-    outputs = list(reference.dual_memory(*given, one.write))
+    outputs = list(reference.dual_memory(*given, call.write))
     pulls = (one.dy_bti, one.dtape_bni, one.dstate_bi)
     given_pulls = [pull if pull is None else pull.double() for pull in pulls]
     reached = [n for n, pull in enumerate(given_pulls) if pull is not None]
@@ -180,7 +182,7 @@ def test_any_distance_of_checkpoints_gives_the_same_bits(
     emulate(partial(tape_cluster.config, write, 3, *USUAL))
     one = tape_cluster.case(write, 2, 7, 3, 64)
     _, plain = tape_cluster.results(one)
-    monkeypatch.setattr(results, "interval", lambda of: steps)
+    monkeypatch.setattr(passes, "interval", lambda of: steps)
     _, found = tape_cluster.results(one)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
@@ -189,7 +191,7 @@ def test_any_distance_of_checkpoints_gives_the_same_bits(
 def test_without_gradients_the_numbers_are_the_same(emulate, write: str) -> None:
     emulate(partial(tape_cluster.config, write, 3, *USUAL))
     one = tape_cluster.case(write, 4, 5, 3, 64)
-    kept, free = (cluster.forward(write, one.given, keep) for keep in (True, False))
+    kept, free = (cluster.forward(one.call._replace(keep=keep)) for keep in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(kept[:3], free[:3], strict=True))
 
 
@@ -201,21 +203,16 @@ def test_the_stepwise_form_goes_back_from_where_clusters_went(
     emulate(partial(tape_cluster.config, write, 3, *USUAL))
     monkeypatch.setattr(stepwise, "STARTER", tape_emulator.starter)
     one = tape_cluster.case(write, 4, 5, 3, 64)
-    found = cluster.forward(write, one.given, True)
-    pulls = (one.dy_bti, one.dtape_bni, one.dstate_bi)
-    check(
-        list(cluster.backward(write, *pulls, one.given, found)),
-        [each.double() for each in stepwise.backward(write, *pulls, one.given, found)],
-    )
+    saved = one.saved(cluster.forward(one.call))
+    check(list(cluster.backward(saved)), [each.double() for each in stepwise.backward(saved)])
 
 
 def test_a_tape_that_all_rows_share_may_be_expanded(emulate) -> None:
     """Layer E23 expands its initial tape over the batch."""
     emulate(partial(tape_cluster.config, "full", 3, *USUAL))
     one = tape_cluster.case("full", 4, 3, 3, 64)
-    compare(
-        replace(one, given=one.given._replace(tape_bni=one.given.tape_bni[:1].expand(4, 3, 64)))
-    )
+    shared = one.call.tape_bni[:1].expand(4, 3, 64)
+    compare(replace(one, call=one.call._replace(tape_bni=shared)))
 
 
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:

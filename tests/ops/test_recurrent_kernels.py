@@ -184,13 +184,13 @@ def test_nothing_is_written_behind_the_workspace(
 
     def run(self, function) -> None:  # type: ignore[no-untyped-def]
         like = next(iter(leaves.values())).detach()
-        asked = self.kernel.workspace(self.args) // like.element_size()
+        asked = self.compiled.workspace(self.args) // like.element_size()
         whole = like.new_full((asked + 4096,), 7.0)
         self.point(workspace=whole)
         function(self.args)
         guards.append(whole[asked:])
 
-    monkeypatch.setattr(engine.cpu._Call, "run", run)
+    monkeypatch.setattr(engine.cpu._KernelCall, "run", run)
     engine.everything(cell, leaves, "cpu")
     assert len(guards) == 2
     assert all(bool((guard == 7).all()) for guard in guards)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elman.ops.common.products import multiply
 from elman.ops.dense.cuda import forms, kernels
+from elman.ops.dense.passes import Call, save
 from elman.ops.dense.products import gradients
 from tools.gpu.dense_calls import (
     REASONS,
@@ -70,25 +71,21 @@ def passes(
     x, matrix, *first = (leaf.detach() for leaf in leaves.values())
     first_sbi = torch.stack(first)
     dx, dy = torch.randn_like(x), torch.randn_like(x[..., :width])
+    call = Call(step, "cuda", True, [x], [matrix], [], first_sbi, None)
 
     def forwards() -> Any:
-        return kernels.forward(step, [x], [matrix], [], first_sbi, True)
+        return kernels.forward(call)
 
     with only(form):
-        results = forwards()
+        saved = save(call, forwards())._replace(dy_bti=dy)
         forward = recorded(forwards)
-        backward = recorded(
-            lambda: kernels.backward(step, dy, None, [matrix], [], first_sbi, results)
-        )
+        backward = recorded(lambda: kernels.backward(saved))
         eager = min(seconds(forwards) for _ in range(2))
     why = forms.choose(shape).why
     us = round(eager * 1e6 / TIME, 2)
     report({"what": "eager", **row, "forward_us_a_step": us, "why": why})
-    large = recorded(
-        lambda: gradients(
-            step, [dx], dx[:0], first_sbi, [matrix.to(dx.dtype)], [], first_sbi, results
-        )
-    )
+    narrow = saved._replace(recurrent=[matrix.to(dx.dtype)])
+    large = recorded(lambda: gradients(narrow, [dx], dx[:0], first_sbi))
     return {"forward": forward, "backward": backward, "large products of backward": large}
 
 
@@ -121,10 +118,11 @@ def passes_of(form: str, step: str, width: int) -> dict[str, Callable[[], Any]]:
 
     inputs, rest = of("input"), (of("matrix"), of("scale", "extra"), torch.stack(of("state")))
     dy = torch.randn_like(inputs[0][..., :width])
+    call = Call(step, "cuda", True, inputs, *rest, None)
     with only(form):
-        results = kernels.forward(step, inputs, *rest, True)
-        forward, kept = recorded(lambda: kernels.forward(step, inputs, *rest, True))
-        back, kept_too = recorded(lambda: kernels.backward(step, dy, None, *rest, results))
+        saved = save(call, kernels.forward(call))._replace(dy_bti=dy)
+        forward, kept = recorded(lambda: kernels.forward(call))
+        back, kept_too = recorded(lambda: kernels.backward(saved))
     held = (kept, kept_too)  # for as long as anybody replays
 
     def replay(graph: torch.cuda.CUDAGraph, _: Any = held) -> None:

@@ -24,10 +24,11 @@ from typing import Any, get_args
 import torch
 
 from elman.ops.common.cuda.machine import machine
+from elman.ops.dense import passes as dense_passes
 from elman.ops.dense.cuda import kernels as dense
 from elman.ops.tape.cuda import cluster_config, forms, kernels
 from elman.ops.tape.op import Write, dual_memory
-from elman.ops.tape.results import Inputs
+from elman.ops.tape.passes import Call, save
 from tools.gpu.instruments import (
     distance,
     equal,
@@ -194,12 +195,13 @@ def passes(kind: Write, shape: Size) -> dict[str, tuple[torch.cuda.CUDAGraph, An
     leaves = leaves_of(kind, shape, torch.bfloat16, "cuda")
     plain = {name: leaf.detach() for name, leaf in leaves.items()}
     matrix = torch.cat([plain[name] for name in ("W_h", "W_r") if name in plain])
-    given = Inputs(plain["input"], matrix, plain["tape"], plain["state"])
-    results = kernels.forward(kind, given, True)
-    dy = torch.randn_like(results.y_bti)
+    read = (plain["input"], matrix, plain["tape"], plain["state"])
+    call = Call(kind, "cuda", True, *read, None)
+    results = kernels.forward(call)
+    saved = save(call, results)._replace(dy_bti=torch.randn_like(results.y_bti))
     return {
-        "forward": recorded(lambda: kernels.forward(kind, given, True)),
-        "backward": recorded(lambda: kernels.backward(kind, dy, None, None, given, results)),
+        "forward": recorded(lambda: kernels.forward(call)),
+        "backward": recorded(lambda: kernels.backward(saved)),
     }
 
 
@@ -208,10 +210,11 @@ def of_e1(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     x = torch.randn(32, 512, width, device="cuda").bfloat16()
     matrix = torch.randn(width, width, device="cuda") / width**0.5
     first = torch.zeros(1, 32, width, device="cuda")
-    results = dense.forward("tanh", [x], [matrix], [], first, True)
+    call = dense_passes.Call("tanh", "cuda", True, [x], [matrix], [], first, None)
+    saved = dense_passes.save(call, dense.forward(call))._replace(dy_bti=x)
     return {
-        "forward": recorded(lambda: dense.forward("tanh", [x], [matrix], [], first, True)),
-        "backward": recorded(lambda: dense.backward("tanh", x, None, [matrix], [], first, results)),
+        "forward": recorded(lambda: dense.forward(call)),
+        "backward": recorded(lambda: dense.backward(saved)),
     }
 
 

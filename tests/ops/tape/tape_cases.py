@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman.ops.tape import custom_op, results
+from elman.ops.tape import custom_op, passes
 from elman.ops.tape.op import dual_memory
 from elman.ops.tape.recurrences import CELLS
 
@@ -84,7 +84,7 @@ def resets_of(leaves: Leaves) -> Tensor:
     """
     batch, steps, _ = leaves["input"].shape
     resets = torch.zeros(batch, steps, dtype=torch.bool)
-    kept = min(results.interval(steps), steps - 1)
+    kept = min(passes.interval(steps), steps - 1)
     around = [kept, min(kept + 1, steps - 1), steps - 1]
     for row, places in enumerate(([0, steps // 2], around, [], [kept - 1])):
         resets[row::4, places] = True

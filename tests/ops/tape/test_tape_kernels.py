@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.ops.tape import cpu, custom_op, results, source
+from elman.ops.tape import cpu, custom_op, passes, source
 from elman.ops.tape.op import dual_memory
+from elman.ops.tape.passes import Call
 from elman.ops.tape.recurrences import CELLS
 from tests.ops.recurrent import TAPE, compile_all, same_bits, set_threads
 from tests.ops.tape.tape_cases import call, draw
@@ -38,7 +39,7 @@ def test_any_distance_of_checkpoints_gives_the_same_bits(
     """The tapes of a segment are those of the forward pass, whatever its length is."""
     leaves = draw(write, "odd", torch.float32)
     plain = TAPE.everything(write, leaves, "cpu")
-    monkeypatch.setattr(results, "interval", lambda of: steps)
+    monkeypatch.setattr(passes, "interval", lambda of: steps)
     assert same_bits(TAPE.everything(write, leaves, "cpu"), plain)
 
 
@@ -65,8 +66,8 @@ def test_nothing_is_kept_where_nobody_differentiates() -> None:
     leaves = draw("full", "channels")
     with torch.no_grad():
         matrix = torch.cat([leaves["W_h"], leaves["W_r"]])
-        given = results.Inputs(leaves["input"], matrix, leaves["tape"], leaves["state"])
-        left = cpu.forward("full", given, keep=False)
+        read = (leaves["input"], matrix, leaves["tape"], leaves["state"])
+        left = cpu.forward(Call("full", "cpu", False, *read, None))
     assert not any(one.numel() for one in left[3:])
     plain = TAPE.everything("full", leaves, "cpu")
     for number, one in enumerate(left[:3]):

@@ -18,6 +18,10 @@ from elman.base.errors import UserError
 from elman.ops.common.precision import wide_dtype
 
 Run = TypeVar("Run", bound=Callable[..., Any])
+Call = TypeVar("Call")
+Results = TypeVar("Results")
+Saved = TypeVar("Saved")
+Gradients = TypeVar("Gradients")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,21 @@ class Backend(Generic[Run]):
             sequences: The dtype in which the caller has the sequences.
         """
         return sequences if self.narrow else wide_dtype(sequences)
+
+
+@dataclass(frozen=True)
+class Kernels(Generic[Call, Results, Saved, Gradients]):
+    """The passes of an engine's kernels, on one machine or in one of its forms there.
+
+    Args:
+        forward: Runs a call of the engine's operator.
+        backward: Returns the gradients, from what the operator saved of a call.
+        narrow: Whether the sequences may be narrower than the state.
+    """
+
+    forward: Callable[[Call], Results]
+    backward: Callable[[Saved], Gradients]
+    narrow: bool = False
 
 
 def require_cpu(tensor: Tensor) -> None:

@@ -13,7 +13,8 @@ from elman.ops.common.precision import no_autocast
 from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.dense import reference
-from elman.ops.dense.custom_op import DENSE, Call, check_kernel_call
+from elman.ops.dense.custom_op import DENSE, check_kernel_call
+from elman.ops.dense.passes import Call
 from elman.ops.dense.steps import State, Tensors
 
 Run = Callable[[str, Tensors, Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, State]]

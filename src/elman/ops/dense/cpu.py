@@ -15,79 +15,58 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.dense.abi import DenseArgs, sequence
 from elman.ops.dense.heads import head_count
+from elman.ops.dense.passes import Call, Gradients, Results, Saved, adjacent, gradient_room, room
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 from elman.ops.dense.source import kernel_for
 
 
-def forward(
-    step: str,
-    inputs: Tensors,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    keep: bool,
-    resets_bt: Tensor | None = None,
-) -> Results:
+def forward(call: Call) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
-    results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
-    call.args.x = sequence(call.keep(adjacent(inputs[0])))
-    for number, other in enumerate(inputs[1:]):
-        call.args.p[number] = sequence(call.keep(adjacent(other)))
-    call.args.last = results.last_sbi.data_ptr()
-    call.run(call.kernel.forward)
+    results = room(call)
+    kernel = _KernelCall(call, results)
+    kernel.args.x = sequence(kernel.keep(adjacent(call.inputs[0])))
+    for number, other in enumerate(call.inputs[1:]):
+        kernel.args.p[number] = sequence(kernel.keep(adjacent(other)))
+    kernel.args.last = results.last_sbi.data_ptr()
+    kernel.run(kernel.compiled.forward)
     return results
 
 
-def backward(
-    step: str,
-    dy_bti: Tensor | None,
-    dlast_sbi: Tensor | None,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Gradients:
+def backward(saved: Saved) -> Gradients:
     """Run a step back through time."""
-    cell = compiled_cell(step)
-    batch, _, channels = results.y_bti.shape
-    dinputs = gradient_room(step, results.y_bti)
+    (batch, _, channels), first_sbi = saved.y_bti.shape, saved.first_sbi
+    dinputs = gradient_room(saved)
     dfirst_sbi = torch.empty_like(first_sbi)
-    call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
-    call.args.dx = sequence(dinputs[0])
+    kernel = _KernelCall(saved, saved)
+    kernel.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
-        call.args.dp[number] = sequence(dinput)
-    if dy_bti is not None:
-        call.args.dy = sequence(call.keep(adjacent(dy_bti)))
-    dscale_bi = first_sbi.new_empty((batch, channels) if cell.scale else (0,))
-    call.point(dfirst=dfirst_sbi, dscale=dscale_bi)
-    if dlast_sbi is not None:
-        call.point(dlast=dlast_sbi.contiguous())
-    call.run(call.kernel.backward)
-    given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-    return gradients(step, *given, resets_bt)
+        kernel.args.dp[number] = sequence(dinput)
+    if saved.dy_bti is not None:
+        kernel.args.dy = sequence(kernel.keep(adjacent(saved.dy_bti)))
+    dscale_bi = first_sbi.new_empty((batch, channels) if kernel.cell.scale else (0,))
+    kernel.point(dfirst=dfirst_sbi, dscale=dscale_bi)
+    if saved.dlast_sbi is not None:
+        kernel.point(dlast=saved.dlast_sbi.contiguous())
+    kernel.run(kernel.compiled.backward)
+    return gradients(saved, dinputs, dscale_bi, dfirst_sbi)
 
 
-class _Call:
-    """The arguments of one call, and the tensors that they point to."""
+class _KernelCall:
+    """The arguments of one call, and the tensors that they point to.
 
-    def __init__(
-        self,
-        step: str,
-        recurrent: Tensors,
-        parameters: Tensors,
-        first_sbi: Tensor,
-        results: Results,
-        resets_bt: Tensor | None,
-    ) -> None:
+    Args:
+        call: What is read.
+        results: What the forward pass leaves or left.
+    """
+
+    def __init__(self, call: Call | Saved, results: Results | Saved) -> None:
+        recurrent, first_sbi, resets_bt = call.recurrent, call.first_sbi, call.resets_bt
         require_cpu(first_sbi)
-        cell = self.cell = compiled_cell(step)
+        cell = self.cell = compiled_cell(call.step)
         batch, steps, pitch = results.y_bti.shape
         self.heads = head_count(recurrent)
-        self.kernel = kernel_for(step, first_sbi.dtype, resets=resets_bt is not None)
+        self.compiled = kernel_for(call.step, first_sbi.dtype, resets=resets_bt is not None)
         self.kept: list[Tensor] = []
         self.args = DenseArgs(
             batch=batch,
@@ -105,8 +84,8 @@ class _Call:
             self.point(resets=resets_bt.contiguous())
         if len(recurrent) > 1:
             self.point(inner=recurrent[1].contiguous())
-        if parameters:
-            self.point(**{"extra" if cell.extra else "scale": parameters[0].contiguous()})
+        if call.parameters:
+            self.point(**{"extra" if cell.extra else "scale": call.parameters[0].contiguous()})
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold a tensor until the call is over."""
@@ -120,7 +99,7 @@ class _Call:
 
     def run(self, function: Callable[[DenseArgs], None]) -> None:
         """Run a function of the kernel for every head, in a workspace of the size it asks for."""
-        n_bytes = self.kernel.workspace(self.args)
+        n_bytes = self.compiled.workspace(self.args)
         like = self.kept[0]
         self.point(workspace=like.new_empty(n_bytes // like.element_size()))
         for head in range(self.heads):

@@ -5,12 +5,9 @@ Shape legend: b batch, t time, i channels of the state, s parts of the state, m 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
 from torch import Tensor
 
+from elman.ops.common.backend import Kernels
 from elman.ops.common.checks import (
     Shape,
     check,
@@ -19,106 +16,44 @@ from elman.ops.common.checks import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operator import INCOMING, Operator
+from elman.ops.common.operator import Operator
 from elman.ops.dense import cpu
 from elman.ops.dense.cuda import kernels
 from elman.ops.dense.heads import channel_count, head_count, row_count
+from elman.ops.dense.passes import (
+    Call,
+    Gradients,
+    Results,
+    Saved,
+    Tensors,
+    gradient_room,
+    room,
+    save,
+)
 from elman.ops.dense.recurrences import compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
-
-@dataclass(frozen=True)
-class Kernels:
-    """What the operators ask of a compiled backend.
-
-    Args:
-        forward: Runs a step over time.
-        backward: Runs it back; of the inputs it needs none.
-        narrow: Whether the inputs may be narrower than the state.
-    """
-
-    forward: Callable[[str, Tensors, Tensors, Tensors, Tensor, bool, Tensor | None], Results]
-    backward: Callable[
-        [str, Tensor | None, Tensor | None, Tensors, Tensors, Tensor, Results, Tensor | None],
-        Gradients,
-    ]
-    narrow: bool = False
-
-
-KERNELS: dict[str, Kernels] = {
+KERNELS: dict[str, Kernels[Call, Results, Saved, Gradients]] = {
     "cpu": Kernels(cpu.forward, cpu.backward),
     "cuda": Kernels(kernels.forward, kernels.backward, narrow=True),
 }
 """By the name of the backend."""
 
 
-class Call(NamedTuple):
-    """What the operator reads.
-
-    Args:
-        step: Name of the step.
-        backend: A key of :data:`KERNELS`.
-        keep: Whether a backward pass follows.
-        inputs: Sequences [B, T, channels] of one dtype; on a CPU, that of everything else.
-        recurrent: The matrix [out, in] or [heads, out, in], or two factors, in the dtype of the
-            state.
-        parameters: The step's own, likewise.
-        first_sbi: State before the first step, in fp32 or wider.
-        resets_bt: Whether the state of a row is zero before a step, bool; None: never.
-    """
-
-    step: str
-    backend: str
-    keep: bool
-    inputs: Sequence[Tensor]
-    recurrent: Sequence[Tensor]
-    parameters: Sequence[Tensor]
-    first_sbi: Tensor
-    resets_bt: Tensor | None
-
-
-class Saved(NamedTuple):
-    """What the backward pass reads. Of the inputs, it needs what stands in the memo."""
-
-    step: str
-    backend: str
-    dy_bti: Tensor | None
-    dlast_sbi: Tensor | None
-    recurrent: Sequence[Tensor]
-    parameters: Sequence[Tensor]
-    first_sbi: Tensor
-    y_bti: Tensor
-    memo_btmi: Tensor
-    norms_bt: Tensor
-    resets_bt: Tensor | None
-
-
 def forward(call: Call) -> Results:
     """Run the step over time."""
-    step, backend, keep, inputs, recurrent, parameters, first_sbi, resets_bt = call
-    given = (inputs, recurrent, parameters, first_sbi, keep, resets_bt)
-    return KERNELS[backend].forward(step, *given)
+    return KERNELS[call.backend].forward(call)
 
 
 def backward(saved: Saved) -> Gradients:
     """Return the gradients of inputs, matrices, parameters and first state."""
-    results = Results(saved.y_bti, saved.first_sbi, saved.memo_btmi, saved.norms_bt)
-    pulls = (saved.dy_bti, saved.dlast_sbi)
-    given = (*pulls, saved.recurrent, saved.parameters, saved.first_sbi, results, saved.resets_bt)
-    return KERNELS[saved.backend].backward(saved.step, *given)
-
-
-def _save(call: Call, results: Results) -> Saved:
-    given = (call.recurrent, call.parameters, call.first_sbi)
-    kept = (results.y_bti, results.memo_btmi, results.norms_bt)
-    return Saved(call.step, call.backend, INCOMING, INCOMING, *given, *kept, call.resets_bt)
+    return KERNELS[saved.backend].backward(saved)
 
 
 def _fake_backward(saved: Saved) -> Gradients:
     groups = (saved.recurrent, saved.parameters)
     matrices, own = ([one.new_empty(one.shape) for one in group] for group in groups)
     first_sbi = saved.first_sbi.new_empty(saved.first_sbi.shape)
-    return Gradients(gradient_room(saved.step, saved.y_bti), matrices, own, first_sbi)
+    return Gradients(gradient_room(saved), matrices, own, first_sbi)
 
 
 def check_call(
@@ -199,8 +134,8 @@ DENSE = Operator(
     Saved,
     check=check_operator,
     forward=forward,
-    fake=lambda call: room(call.step, call.inputs[0], call.first_sbi, call.keep),
-    save=_save,
+    fake=room,
+    save=save,
     backward=backward,
     fake_backward=_fake_backward,
     incoming=("dy_bti", "dlast_sbi"),
@@ -208,4 +143,4 @@ DENSE = Operator(
     # The state's precision is the engine's: what autocast made of the projections is widened.
     widens=("cpu",),
 )
-"""A step over time. Its results are those of :class:`elman.ops.dense.results.Results`."""
+"""A step over time. Its results are those of :class:`elman.ops.dense.passes.Results`."""

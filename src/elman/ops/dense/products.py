@@ -15,44 +15,30 @@ from torch import Tensor
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import outer, outer_before, shifted
 from elman.ops.dense.heads import head_count
+from elman.ops.dense.passes import Gradients, Saved, Tensors
 from elman.ops.dense.recurrences import compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors
 
 
 def gradients(
-    step: str,
-    dinputs: list[Tensor],
-    dscale_bi: Tensor,
-    dfirst_sbi: Tensor,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    results: Results,
-    resets_bt: Tensor | None = None,
+    saved: Saved, dinputs: list[Tensor], dscale_bi: Tensor, dfirst_sbi: Tensor
 ) -> Gradients:
     """Return all gradients of a call, with those of matrices and parameters from the inputs'.
 
     Args:
-        step: Name of the step.
+        saved: What was saved of the call. Matrices have the dtype of the inputs.
         dinputs: Gradients of the inputs; that of the first is that of the pre-activations.
         dscale_bi: Gradient of the step's own number, summed over time; not read without one.
         dfirst_sbi: Gradient of the first state.
-        recurrent: The matrix, or its factors, in the dtype of the inputs.
-        parameters: The step's own.
-        first_sbi: State before the first step.
-        results: What the forward pass left.
-        resets_bt: Whether the state of a row is zero before a step; None: never.
     """
-    cell = compiled_cell(step)
-    with no_autocast(first_sbi):  # where a backward pass runs inside of one
-        h_bi = first_sbi[0].to(results.y_bti.dtype)
-        dparameters = [dscale_bi.sum().reshape(parameters[0].shape)] if cell.scale else []
+    cell, y_bti, resets_bt = compiled_cell(saved.step), saved.y_bti, saved.resets_bt
+    wide = saved.first_sbi.dtype
+    with no_autocast(y_bti):  # where a backward pass runs inside of one
+        h_bi = saved.first_sbi[0].to(y_bti.dtype)
+        dparameters = [dscale_bi.sum().reshape(saved.parameters[0].shape)] if cell.scale else []
         if cell.extra:
-            before_bti = shifted(results.y_bti, h_bi, resets_bt)
-            gated_bti = before_bti * results.memo_btmi[:, :, 1]
-            dparameters.append(outer(dinputs[1], gated_bti, first_sbi.dtype))
-        given = (results.y_bti, h_bi, first_sbi.dtype, resets_bt)
-        drecurrent = _of_heads(dinputs[0], recurrent, *given)
+            gated_bti = shifted(y_bti, h_bi, resets_bt) * saved.memo_btmi[:, :, 1]
+            dparameters.append(outer(dinputs[1], gated_bti, wide))
+        drecurrent = _of_heads(dinputs[0], saved.recurrent, y_bti, h_bi, wide, resets_bt)
     return Gradients(dinputs, drecurrent, dparameters, dfirst_sbi)
 
 

@@ -13,7 +13,8 @@ from elman.ops.common.precision import no_autocast
 from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.tape import reference
-from elman.ops.tape.custom_op import TAPE, Call, check_kernel_call
+from elman.ops.tape.custom_op import TAPE, check_kernel_call
+from elman.ops.tape.passes import Call
 
 Run = Callable[
     [Tensor, Tensor, Tensor | None, Tensor, Tensor, str, Tensor | None],

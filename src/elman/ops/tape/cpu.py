@@ -14,81 +14,69 @@ from torch import Tensor
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.precision import no_autocast
-from elman.ops.tape import results as passes
+from elman.ops.tape import passes
 from elman.ops.tape.abi import TapeArgs
-from elman.ops.tape.results import Inputs, Results
+from elman.ops.tape.passes import Call, Gradients, Results, Saved
 from elman.ops.tape.source import kernel_for
 
 
-def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
+def forward(call: Call) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
-    results = passes.room(write, given, keep)
-    call = _Call(write, given, results, keep, resets_bt)
-    call.run(call.kernel.forward)
+    results = passes.room(call)
+    kernel = _KernelCall(call, results, keep=call.keep)
+    kernel.point(x=call.input_bti, last_tape=results.tape_bni, last=results.state_bi)
+    kernel.run(kernel.compiled.forward)
     return results
 
 
-def backward(
-    write: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    given: Inputs,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Inputs:
-    """Return the gradients of what a forward pass read.
-
-    Args:
-        write: Which value is written.
-        dy_bti: Gradient of the states of all steps.
-        dtape_bni: Gradient of the last tape.
-        dstate_bi: Gradient of the last state.
-        given: What the forward pass read; of the input the shape alone is read.
-        results: What it left; the last tape and the last state are not read.
-        resets_bt: Whether tape and state of a row are zero before a step; None: never.
-    """
-    batch, steps, channels = results.y_bti.shape
-    dinput_bti = given.input_bti.new_empty((batch, steps, channels))
-    dtape = given.tape_bni.new_empty(given.tape_bni.shape)
-    dstate = given.state_bi.new_empty(given.state_bi.shape)
-    pulls_btp = given.matrix_pi.new_empty((batch, steps, given.matrix_pi.shape[0]))
-    call = _Call(write, given, results, True, resets_bt)
-    call.point(dx=dinput_bti, dtape=dtape, dfirst=dstate, pulls=pulls_btp)
-    call.point(dy=dy_bti, dlast_tape=dtape_bni, dlast=dstate_bi)
-    call.run(call.kernel.backward)
-    with no_autocast(given.state_bi):  # where a backward pass runs inside of one
-        dmatrix_pi = pulls_btp.flatten(0, 1).T @ results.y_bti.flatten(0, 1)
+def backward(saved: Saved) -> Gradients:
+    """Return the gradients of what a forward pass read."""
+    y_bti, resets_bt = saved.y_bti, saved.resets_bt
+    dinput_bti = y_bti.new_empty(y_bti.shape)
+    dtape = saved.tape_bni.new_empty(saved.tape_bni.shape)
+    dstate = saved.state_bi.new_empty(saved.state_bi.shape)
+    pulls_btp = saved.matrix_pi.new_empty((*y_bti.shape[:2], saved.matrix_pi.shape[0]))
+    kernel = _KernelCall(saved, saved, keep=True)
+    kernel.point(dx=dinput_bti, dtape=dtape, dfirst=dstate, pulls=pulls_btp)
+    kernel.point(dy=saved.dy_bti, dlast_tape=saved.dtape_bni, dlast=saved.dstate_bi)
+    kernel.run(kernel.compiled.backward)
+    with no_autocast(saved.state_bi):  # where a backward pass runs inside of one
+        dmatrix_pi = pulls_btp.flatten(0, 1).T @ y_bti.flatten(0, 1)
         # W_h is read once more than the states of all steps say: by the first step.
-        state_bi = given.state_bi
+        state_bi = saved.state_bi
         if resets_bt is not None:
             state_bi = state_bi.masked_fill(resets_bt[:, :1], 0.0)
-        dmatrix_pi[:channels].addmm_(dinput_bti[:, 0].T, state_bi)
-    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+        dmatrix_pi[: y_bti.shape[2]].addmm_(dinput_bti[:, 0].T, state_bi)
+    return Gradients(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
-class _Call:
-    """The arguments of one call, and the tensors that they point to."""
+class _KernelCall:
+    """The arguments of one call, and the tensors that they point to.
 
-    def __init__(
-        self, write: str, given: Inputs, results: Results, keep: bool, resets_bt: Tensor | None
-    ) -> None:
-        require_cpu(given.input_bti)
-        batch, steps, channels = given.input_bti.shape
-        self.kernel = kernel_for(write, given.state_bi.dtype, resets=resets_bt is not None)
-        self.like = given.state_bi
+    Args:
+        call: What is read.
+        results: What the forward pass leaves or left.
+        keep: Whether there are checkpoints among them.
+    """
+
+    def __init__(self, call: Call | Saved, results: Results | Saved, *, keep: bool) -> None:
+        require_cpu(call.state_bi)
+        batch, steps, channels = results.y_bti.shape
+        resets_bt = call.resets_bt
+        self.compiled = kernel_for(call.write, call.state_bi.dtype, resets=resets_bt is not None)
+        self.like = call.state_bi
         self.kept: list[Tensor] = []
         self.args = TapeArgs(
             batch=batch,
             steps=steps,
             channels=channels,
-            slots=given.tape_bni.shape[1],
+            slots=call.tape_bni.shape[1],
             threads=kernel_threads(torch.get_num_threads()),
             interval=passes.interval(steps) if keep else 0,
         )
-        read = ("x", "matrix", "tape", "first")
-        left = ("y", "last_tape", "last", "weights", "values", "checkpoints")
-        self.point(**dict(zip((*read, *left), (*given, *results), strict=True)), resets=resets_bt)
+        self.point(matrix=call.matrix_pi, tape=call.tape_bni, first=call.state_bi)
+        self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
+        self.point(checkpoints=results.checkpoints_cbni, resets=resets_bt)
 
     def point(self, **tensors: Tensor | None) -> None:
         """Set arguments; those without a tensor, or without a number in it, stay null."""
@@ -99,6 +87,6 @@ class _Call:
 
     def run(self, function: Callable[[TapeArgs], None]) -> None:
         """Run a function of the kernel in a workspace of the size that it asks for."""
-        n_bytes = self.kernel.workspace(self.args)
+        n_bytes = self.compiled.workspace(self.args)
         self.point(workspace=self.like.new_empty(n_bytes // self.like.element_size()))
         function(self.args)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from elman.ops.common.cuda.tensors import aligned, padded
 from elman.ops.dense.abi import DenseArgs, DenseSequence, sequence
-from elman.ops.dense.results import Results, Tensors, adjacent
+from elman.ops.dense.heads import head_count
+from elman.ops.dense.passes import Call, Results, Saved, Tensors, adjacent
 
 
 class PassConfig(Protocol):
@@ -33,32 +34,30 @@ class PassConfig(Protocol):
 class SequenceCall:
     """The arguments of one call, and the tensors that they point to.
 
+    Args:
+        call: What is read.
+        results: What the forward pass leaves or left.
+
     Attributes:
         args: The arguments.
-        like: A tensor of the call.
+        like: The states of all steps.
         config: How the pass runs; a form sets it.
         heads: Of a block-diagonal matrix; ``args.channels`` are those of one.
     """
 
     config: PassConfig
 
-    def __init__(
-        self,
-        like_btc: Tensor,
-        first_sbi: Tensor,
-        results: Results,
-        resets_bt: Tensor | None,
-        heads: int = 1,
-    ) -> None:
-        (batch, steps, _), pitch = like_btc.shape, first_sbi.shape[2]
-        self.like, self.kept, self.heads = like_btc, list[Tensor](), heads
-        self.args = DenseArgs(batch=batch, steps=steps, channels=pitch // heads, pitch=pitch)
+    def __init__(self, call: Call | Saved, results: Results | Saved) -> None:
+        batch, steps, pitch = results.y_bti.shape
+        self.like, self.kept = results.y_bti, list[Tensor]()
+        self.heads = head_count(call.recurrent)
+        self.args = DenseArgs(batch=batch, steps=steps, channels=pitch // self.heads, pitch=pitch)
         self.args.y = sequence(results.y_bti)
-        self.point(first=aligned(first_sbi))
+        self.point(first=aligned(call.first_sbi))
         if results.memo_btmi.numel():
             self.point(memo=results.memo_btmi)
-        if resets_bt is not None:
-            self.point(resets=resets_bt.contiguous())
+        if call.resets_bt is not None:
+            self.point(resets=call.resets_bt.contiguous())
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold a tensor until the call is over."""
@@ -77,30 +76,23 @@ class SequenceCall:
             one = one.clone(memory_format=torch.contiguous_format)
         return sequence(self.keep(one))
 
-    def point_forward(self, inputs: Tensors, recurrent: Tensors, results: Results) -> None:
+    def point_forward(self, call: Call, results: Results) -> None:
         """Set what a forward pass reads and writes beside what every pass does."""
-        self.args.x = self.sequence(inputs[0])
-        for number, other in enumerate(inputs[1:]):
+        self.args.x = self.sequence(call.inputs[0])
+        for number, other in enumerate(call.inputs[1:]):
             self.args.p[number] = self.sequence(other)
-        self.point(matrix=self.padded(multiplied(recurrent)), last=results.last_sbi)
+        self.point(matrix=self.padded(multiplied(call.recurrent)), last=results.last_sbi)
 
-    def point_backward(
-        self,
-        dinputs: Tensors,
-        dy_bti: Tensor | None,
-        dlast_sbi: Tensor | None,
-        recurrent: Tensors,
-        dfirst_sbi: Tensor,
-    ) -> None:
+    def point_backward(self, saved: Saved, dinputs: Tensors, dfirst_sbi: Tensor) -> None:
         """Set what a backward pass reads and writes beside what every pass does."""
         self.args.dx = sequence(dinputs[0])
         for number, dinput in enumerate(dinputs[1:]):
             self.args.dp[number] = sequence(dinput)
-        if dy_bti is not None:
-            self.args.dy = self.sequence(dy_bti)
-        if dlast_sbi is not None:
-            self.point(dlast=aligned(dlast_sbi))
-        self.point(matrix=self.padded(multiplied(recurrent)), dfirst=dfirst_sbi)
+        if saved.dy_bti is not None:
+            self.args.dy = self.sequence(saved.dy_bti)
+        if saved.dlast_sbi is not None:
+            self.point(dlast=aligned(saved.dlast_sbi))
+        self.point(matrix=self.padded(multiplied(saved.recurrent)), dfirst=dfirst_sbi)
 
     def padded(self, matrix_pi: Tensor) -> Tensor:
         """Return the matrix as the pass reads it, with zeros for the channels that are none."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS
@@ -20,56 +19,36 @@ from elman.ops.common.cuda_kernels import CudaKernels, approximate
 from elman.ops.dense.abi import layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
-from elman.ops.dense.heads import head_count
+from elman.ops.dense.passes import Call, Gradients, Results, Saved, gradient_room, room
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
 _NAMES = ("dense_cluster_forward", "dense_cluster_backward")
 
 
-def forward(
-    step: str,
-    inputs: Tensors,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    keep: bool,
-    resets_bt: Tensor | None = None,
-) -> Results:
+def forward(call: Call) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
-    results = room(step, inputs[0], first_sbi, keep)
-    heads = head_count(recurrent)
-    call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, heads, back=False)
-    call.point_forward(inputs, recurrent, results)
-    call.run()
+    results = room(call)
+    kernel = _KernelCall(call, results, back=False)
+    kernel.point_forward(call, results)
+    kernel.run()
     return results
 
 
-def backward(
-    step: str,
-    dy_bti: Tensor | None,
-    dlast_sbi: Tensor | None,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Gradients:
+def backward(saved: Saved) -> Gradients:
     """Run a step back through time."""
-    dinputs = gradient_room(step, results.y_bti)
+    first_sbi = saved.first_sbi
+    dinputs = gradient_room(saved)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
-    dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if compiled_cell(step).scale else (0,))
-    heads = head_count(recurrent)
-    call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, heads, back=True)
-    call.point_backward(dinputs, dy_bti, dlast_sbi, recurrent, dfirst_sbi)
-    call.point(dscale=dscale_bi)
-    call.run()
-    given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-    return gradients(step, *given, resets_bt)
+    kernel = _KernelCall(saved, saved, back=True)
+    dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if kernel.config.cell.scale else (0,))
+    kernel.point_backward(saved, dinputs, dfirst_sbi)
+    kernel.point(dscale=dscale_bi)
+    kernel.run()
+    return gradients(saved, dinputs, dscale_bi, dfirst_sbi)
 
 
-class _Call(SequenceCall):
+class _KernelCall(SequenceCall):
     """The arguments of one call, and how it runs.
 
     Attributes:
@@ -78,30 +57,19 @@ class _Call(SequenceCall):
 
     config: ClusterConfig
 
-    def __init__(
-        self,
-        step: str,
-        like_btc: Tensor,
-        parameters: Tensors,
-        first_sbi: Tensor,
-        results: Results,
-        resets_bt: Tensor | None,
-        heads: int,
-        *,
-        back: bool,
-    ) -> None:
-        super().__init__(like_btc, first_sbi, results, resets_bt, heads)
-        multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
+    def __init__(self, call: Call | Saved, results: Results | Saved, *, back: bool) -> None:
+        super().__init__(call, results)
+        multiprocessors = machine(self.like.device.index).multiprocessors or MULTIPROCESSORS
         size = (self.args.channels, self.args.batch, multiprocessors)
-        config = CHOOSE(step, *size, heads, resets_bt is not None, back)
-        assert config is not None, step
+        config = CHOOSE(call.step, *size, self.heads, call.resets_bt is not None, back)
+        assert config is not None, call.step
         self.config = config
         if config.cell.norm:
             self.point(norms=results.norms_bt)
         if config.cell.scale:
-            self.point(scale=parameters[0].contiguous())
+            self.point(scale=call.parameters[0].contiguous())
         if config.cell.extra:
-            self.point(extra=self.padded(parameters[0]))
+            self.point(extra=self.padded(call.parameters[0]))
 
     def run(self) -> None:
         """Launch the pass."""
@@ -164,7 +132,7 @@ def _label(config: ClusterConfig) -> str:
 COMPILED: CudaKernels[ClusterConfig] = CudaKernels(unit_text, _label, fast=approximate)
 
 
-def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
+def _launch(config: ClusterConfig, wanted: Launch, call: _KernelCall) -> None:
     """Launch a kernel on the current stream of the call's device."""
     COMPILED.launch(config, [wanted], call.args, call.like.device)
 
@@ -172,5 +140,5 @@ def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
 CHOOSE: Callable[[str, int, int, int, int, bool, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
-LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch
+LAUNCH: Callable[[ClusterConfig, Launch, _KernelCall], None] = _launch
 """Runs the kernel of a pass; tests put the emulator here."""

@@ -22,9 +22,9 @@ from elman.ops.dense.abi import DenseArgs, layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.group_config import FLAG_STRIDE, SHARED_LIMITS, GroupConfig, Machine
 from elman.ops.dense.cuda.group_config import choose as choose_config
+from elman.ops.dense.passes import Call, Gradients, Results, Saved, gradient_room, room
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
 _NAMES = ("dense_group_forward", "dense_group_backward")
 
@@ -41,52 +41,34 @@ class DenseGroupArgs(ctypes.Structure):
     )
 
 
-def forward(
-    step: str,
-    inputs: Tensors,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    keep: bool,
-    resets_bt: Tensor | None = None,
-) -> Results:
+def forward(call: Call) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`.
 
     Raises:
         UserError: a kernel of an earlier call gave up waiting.
     """
-    results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, inputs[0], first_sbi, results, resets_bt, back=False)
-    call.point_forward(inputs, recurrent, results)
-    call.run()
+    results = room(call)
+    kernel = _KernelCall(call, results, back=False)
+    kernel.point_forward(call, results)
+    kernel.run()
     return results
 
 
-def backward(
-    step: str,
-    dy_bti: Tensor | None,
-    dlast_sbi: Tensor | None,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Gradients:
+def backward(saved: Saved) -> Gradients:
     """Run a step back through time.
 
     Raises:
         UserError: a kernel of an earlier call gave up waiting.
     """
-    dinputs = gradient_room(step, results.y_bti)
-    dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
-    call = _Call(step, results.y_bti, first_sbi, results, resets_bt, back=True)
-    call.point_backward(dinputs, dy_bti, dlast_sbi, recurrent, dfirst_sbi)
-    call.run()
-    given = (recurrent, parameters, first_sbi, results, resets_bt)
-    return gradients(step, dinputs, first_sbi.new_empty(0), dfirst_sbi, *given)
+    dinputs = gradient_room(saved)
+    dfirst_sbi = torch.empty_like(saved.first_sbi, memory_format=torch.contiguous_format)
+    kernel = _KernelCall(saved, saved, back=True)
+    kernel.point_backward(saved, dinputs, dfirst_sbi)
+    kernel.run()
+    return gradients(saved, dinputs, dfirst_sbi.new_empty(0), dfirst_sbi)
 
 
-class _Call(SequenceCall):
+class _KernelCall(SequenceCall):
     """The arguments of one call, and how it runs.
 
     Attributes:
@@ -96,21 +78,12 @@ class _Call(SequenceCall):
 
     config: GroupConfig
 
-    def __init__(
-        self,
-        step: str,
-        like_btc: Tensor,
-        first_sbi: Tensor,
-        results: Results,
-        resets_bt: Tensor | None,
-        *,
-        back: bool,
-    ) -> None:
+    def __init__(self, call: Call | Saved, results: Results | Saved, *, back: bool) -> None:
         stalls.check()
-        super().__init__(like_btc, first_sbi, results, resets_bt)
-        here, resets = _machine(like_btc.device.index), resets_bt is not None
-        config = CHOOSE(step, self.args.channels, self.args.batch, here, back, resets)
-        assert config is not None, step
+        super().__init__(call, results)
+        here, resets = _machine(self.like.device.index), call.resets_bt is not None
+        config = CHOOSE(call.step, self.args.channels, self.args.batch, here, back, resets)
+        assert config is not None, call.step
         self.config, self.at_once = config, config.at_once(here.multiprocessors)
 
     def run(self) -> None:

@@ -27,9 +27,18 @@ from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import multiply
 from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
 from elman.ops.dense.heads import by_head, head_count
+from elman.ops.dense.passes import (
+    Call,
+    Gradients,
+    Results,
+    Saved,
+    Tensors,
+    adjacent,
+    gradient_room,
+    room,
+)
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 from elman.ops.dense.source import structure
 
 _THREADS, _ROW_THREADS = 128, 512  # of a block that has a part of a row, or a whole one
@@ -91,32 +100,25 @@ class StepConfig:
         return Launch(kernel, batch * -(-channels // (self.threads * self.vector)), self.threads)
 
 
-def forward(
-    step: str,
-    inputs: Tensors,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    keep: bool,
-    resets_bt: Tensor | None = None,
-) -> Results:
-    """Run a step over time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
+def forward(call: Call) -> Results:
+    """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
+    first_sbi, recurrent, resets_bt = call.first_sbi, call.recurrent, call.resets_bt
     with no_autocast(first_sbi):
-        results = room(step, inputs[0], first_sbi, keep)
-        call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
-        call.put("x", [inputs[0]])
-        call.put("p", inputs[1:])
+        results = room(call)
+        kernel = _KernelCall(call, results)
+        kernel.put("x", [call.inputs[0]])
+        kernel.put("p", call.inputs[1:])
         results.last_sbi.copy_(first_sbi if resets_bt is None else _dropped(first_sbi, resets_bt))
-        io_bi = call.read(call.narrow(call.channels))
-        io_bi.copy_(call.by_head(results.last_sbi[0]))
-        pre_bp = call.read(call.wide(call.cell.blocks * call.channels))
-        call.point(state=results.last_sbi, narrow=io_bi, product=pre_bp)
+        io_bi = kernel.read(kernel.narrow(kernel.channels))
+        io_bi.copy_(kernel.by_head(results.last_sbi[0]))
+        pre_bp = kernel.read(kernel.wide(kernel.cell.blocks * kernel.channels))
+        kernel.point(state=results.last_sbi, narrow=io_bi, product=pre_bp)
         product = _product(io_bi, [matrix.mT for matrix in reversed(recurrent)], pre_bp)
-        if call.cell.extra:
-            _forward_twice(call, product, parameters[0].T)
+        if kernel.cell.extra:
+            _forward_twice(kernel, product, call.parameters[0].T)
         else:
-            run = call.runner("dense_forward")
-            for t in range(call.steps):
+            run = kernel.runner("dense_forward")
+            for t in range(kernel.steps):
                 product()
                 run(t)
     return results
@@ -127,67 +129,58 @@ def _dropped(first_sbi: Tensor, resets_bt: Tensor) -> Tensor:
     return first_sbi.masked_fill(resets_bt[:, :1], 0.0)
 
 
-def _forward_twice(call: _Call, product: Callable[[], None], u_ii: Tensor) -> None:
+def _forward_twice(kernel: _KernelCall, product: Callable[[], None], u_ii: Tensor) -> None:
     """Run the steps of a GRU, whose second product needs the gates."""
-    gated_bi, second_bi = call.narrow(call.channels), call.wide(call.channels)
-    call.point(narrow_extra=gated_bi, second=second_bi, between=call.wide(call.channels))
-    gates, run = call.runner("dense_gates"), call.runner("dense_forward")
+    gated_bi, second_bi = kernel.narrow(kernel.channels), kernel.wide(kernel.channels)
+    kernel.point(narrow_extra=gated_bi, second=second_bi, between=kernel.wide(kernel.channels))
+    gates, run = kernel.runner("dense_gates"), kernel.runner("dense_forward")
     second = _product(gated_bi, [u_ii], second_bi)
-    for t in range(call.steps):
+    for t in range(kernel.steps):
         product()
         gates(t)
         second()
         run(t)
 
 
-def backward(
-    step: str,
-    dy_bti: Tensor | None,
-    dlast_sbi: Tensor | None,
-    recurrent: Tensors,
-    parameters: Tensors,
-    first_sbi: Tensor,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Gradients:
-    """Run a step back through time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
+def backward(saved: Saved) -> Gradients:
+    """Run a step back through time."""
+    first_sbi, dlast_sbi = saved.first_sbi, saved.dlast_sbi
     with no_autocast(first_sbi):
-        call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
-        dinputs = gradient_room(step, results.y_bti)
+        kernel = _KernelCall(saved, saved)
+        dinputs = gradient_room(saved)
         dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
         dfirst_sbi.zero_() if dlast_sbi is None else dfirst_sbi.copy_(dlast_sbi)
-        dscale_bi = call.wide(call.channels if call.cell.scale else 0)
-        call.put("dx", dinputs[:1])
-        call.put("dp", dinputs[1:])
-        call.put("dy", [] if dy_bti is None else [dy_bti])
-        io_bp = call.read(call.narrow(call.cell.blocks * call.channels))
-        dh_bi = call.read(call.wide(call.channels))
-        call.point(state=dfirst_sbi, first=first_sbi, dscale=dscale_bi, narrow=io_bp)
-        product = _product(io_bp, recurrent, dh_bi)
-        _walk_back(call, product, dh_bi, parameters)
-        call.by_head(dfirst_sbi[0]).add_(dh_bi)
-        given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-        return gradients(step, *given, resets_bt)
+        dscale_bi = kernel.wide(kernel.channels if kernel.cell.scale else 0)
+        kernel.put("dx", dinputs[:1])
+        kernel.put("dp", dinputs[1:])
+        kernel.put("dy", [] if saved.dy_bti is None else [saved.dy_bti])
+        io_bp = kernel.read(kernel.narrow(kernel.cell.blocks * kernel.channels))
+        dh_bi = kernel.read(kernel.wide(kernel.channels))
+        kernel.point(state=dfirst_sbi, first=first_sbi, dscale=dscale_bi, narrow=io_bp)
+        product = _product(io_bp, saved.recurrent, dh_bi)
+        _walk_back(kernel, product, dh_bi, saved.parameters)
+        kernel.by_head(dfirst_sbi[0]).add_(dh_bi)
+        return gradients(saved, dinputs, dscale_bi, dfirst_sbi)
 
 
 def _walk_back(
-    call: _Call, product: Callable[[], None], dh_bi: Tensor, parameters: Tensors
+    kernel: _KernelCall, product: Callable[[], None], dh_bi: Tensor, parameters: Tensors
 ) -> None:
     """Run the steps from the last to the first, each with its product."""
-    kernels = [call.runner("dense_backward")]
+    kernels = [kernel.runner("dense_backward")]
     second: Callable[[], None] | None = None
-    if call.cell.extra:
-        dnew_bi, dgated_bi = call.narrow(call.channels), call.wide(call.channels)
-        call.point(narrow_extra=dnew_bi, second=dgated_bi, between=call.wide(call.channels))
-        kernels.insert(0, call.runner("dense_candidate"))
+    if kernel.cell.extra:
+        dnew_bi, dgated_bi = kernel.narrow(kernel.channels), kernel.wide(kernel.channels)
+        kernel.point(narrow_extra=dnew_bi, second=dgated_bi, between=kernel.wide(kernel.channels))
+        kernels.insert(0, kernel.runner("dense_candidate"))
         second = _product(dnew_bi, [parameters[0]], dgated_bi)
-    for t in range(call.steps - 1, -1, -1):
+    for t in range(kernel.steps - 1, -1, -1):
         kernels[0](t)
         if second is not None:
             second()
             kernels[1](t)
         product()
-        call.words[call.at["product"]] = dh_bi.data_ptr()  # there is none behind the last step
+        kernel.words[kernel.at["product"]] = dh_bi.data_ptr()  # none behind the last step
 
 
 def _product(left_bk: Tensor, matrices: Tensors, to_bn: Tensor) -> Callable[[], None]:
@@ -208,29 +201,22 @@ def _multiply(left_bk: Tensor, right_kn: Tensor, to_bn: Tensor) -> None:
     multiply(left_bk, right_kn, to_bn)
 
 
-class _Call(StepwiseCall):
+class _KernelCall(StepwiseCall):
     """The arguments of one pass, and the tensors that they point to."""
 
-    def __init__(
-        self,
-        step: str,
-        recurrent: Tensors,
-        parameters: Tensors,
-        first_sbi: Tensor,
-        results: Results,
-        resets_bt: Tensor | None,
-    ) -> None:
-        self.heads, self.diagonal = head_count(recurrent), recurrent[0].ndim == 3
-        self.step, self.cell = step, compiled_cell(step)
+    def __init__(self, call: Call | Saved, results: Results | Saved) -> None:
+        self.heads, self.diagonal = head_count(call.recurrent), call.recurrent[0].ndim == 3
+        self.step, self.cell = call.step, compiled_cell(call.step)
         batch, self.steps, channels = results.y_bti.shape
         numbers = {"batch": batch, "steps": self.steps, "channels": channels}
         numbers["head"] = channels // self.heads
-        super().__init__(DenseStepArgs, numbers, resets_bt, results.y_bti.dtype, first_sbi)
+        io = results.y_bti.dtype
+        super().__init__(DenseStepArgs, numbers, call.resets_bt, io, call.first_sbi)
         self.places |= numbers["head"]
         self.put("y", [results.y_bti])
         self.point(norms=results.norms_bt, memo=results.memo_btmi)
         if self.cell.scale:
-            self.point(scale=parameters[0])
+            self.point(scale=call.parameters[0])
 
     def by_head(self, row_bc: Tensor) -> Tensor:
         """Return channels as a product reads them: with heads, a view [heads, B, c / heads]."""
@@ -303,11 +289,11 @@ COMPILED: CudaKernels[StepConfig] = CudaKernels(
 )
 
 
-def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
+def _starter(config: StepConfig, call: _KernelCall) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
     require_cuda_dtype(config.io)
     return COMPILED.starter(config, call.args, call.like.device)
 
 
-STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
+STARTER: Callable[[StepConfig, _KernelCall], Callable[[list[Launch]], None]] = _starter
 """Returns what runs the kernels of a call; tests put the emulator here."""

@@ -20,11 +20,11 @@ from elman.ops.common.cuda.machine import machine
 from elman.ops.common.cuda.tensors import aligned, padded
 from elman.ops.common.cuda_kernels import CudaKernels, approximate
 from elman.ops.common.precision import cast, no_autocast
-from elman.ops.tape import results as passes
+from elman.ops.tape import passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.cuda.stepwise import of_matrices
+from elman.ops.tape.passes import Call, Gradients, Results, Saved
 from elman.ops.tape.recurrences import CELLS, compiled_cell
-from elman.ops.tape.results import Inputs, Results
 
 _NAMES = ("tape_cluster_forward", "tape_cluster_backward")
 _POINTERS = (
@@ -43,49 +43,42 @@ class TapeClusterArgs(ctypes.Structure):
     )
 
 
-def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
-    """Run the recurrence over time; see :func:`elman.ops.tape.cuda.stepwise.forward`."""
-    assert resets_bt is None, "forms.py takes another form"
-    with no_autocast(given.state_bi):
-        results = passes.room(write, given, keep)
-        call = _Call(write, given, results, back=False)
-        call.point(x=given.input_bti, last_tape=results.tape_bni, last=results.state_bi)
-        call.run()
+def forward(call: Call) -> Results:
+    """Run the recurrence over time; see :func:`elman.ops.tape.cuda.kernels.forward`."""
+    assert call.resets_bt is None, "forms.py takes another form"
+    with no_autocast(call.state_bi):
+        results = passes.room(call)
+        kernel = _KernelCall(call, results, back=False)
+        kernel.point(x=call.input_bti, last_tape=results.tape_bni, last=results.state_bi)
+        kernel.run()
     return results
 
 
-def backward(
-    write: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    given: Inputs,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Inputs:
-    """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
-    assert resets_bt is None, "forms.py takes another form"
-    with no_autocast(given.state_bi):
-        call = _Call(write, given, results, back=True)
-        dinput_bti = results.y_bti.new_empty(results.y_bti.shape)
-        dvalues_bti = results.values_bti.new_empty(results.values_bti.shape)
-        dtape = given.tape_bni.new_empty(given.tape_bni.shape)
-        dstate = given.state_bi.new_empty(given.state_bi.shape)
-        call.point(dx=dinput_bti, dvalues=dvalues_bti, dtape=dtape, dfirst=dstate)
-        if dy_bti is not None:
-            call.point(dy=cast(dy_bti, results.y_bti.dtype))
-        call.point(
-            **{n: x for n, x in (("dlast_tape", dtape_bni), ("dlast", dstate_bi)) if x is not None}
-        )
-        call.point(replayed=dtape.new_empty(2 * (call.args.interval - 1), *dtape.shape))
-        call.run()
-        products = (dinput_bti, dvalues_bti, results.y_bti, given.state_bi)
-        dmatrix_pi = of_matrices(write, *products)
-    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+def backward(saved: Saved) -> Gradients:
+    """Return the gradients of what a forward pass read."""
+    assert saved.resets_bt is None, "forms.py takes another form"
+    with no_autocast(saved.state_bi):
+        kernel = _KernelCall(saved, saved, back=True)
+        dinput_bti = saved.y_bti.new_empty(saved.y_bti.shape)
+        dvalues_bti = saved.values_bti.new_empty(saved.values_bti.shape)
+        dtape = saved.tape_bni.new_empty(saved.tape_bni.shape)
+        dstate = saved.state_bi.new_empty(saved.state_bi.shape)
+        kernel.point(dx=dinput_bti, dvalues=dvalues_bti, dtape=dtape, dfirst=dstate)
+        dy_bti = None if saved.dy_bti is None else cast(saved.dy_bti, saved.y_bti.dtype)
+        kernel.point(dy=dy_bti, dlast_tape=saved.dtape_bni, dlast=saved.dstate_bi)
+        kernel.point(replayed=dtape.new_empty(2 * (kernel.args.interval - 1), *dtape.shape))
+        kernel.run()
+        dmatrix_pi = of_matrices(saved, dinput_bti, dvalues_bti)
+    return Gradients(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
-class _Call:
+class _KernelCall:
     """The arguments of one pass, and the tensors that they point to.
+
+    Args:
+        call: What is read.
+        results: What the forward pass leaves or left.
+        back: Which pass.
 
     Attributes:
         args: The arguments.
@@ -93,25 +86,25 @@ class _Call:
         like: A tensor of the call.
     """
 
-    def __init__(self, write: str, given: Inputs, results: Results, *, back: bool) -> None:
+    def __init__(self, call: Call | Saved, results: Results | Saved, *, back: bool) -> None:
         batch, steps, channels = results.y_bti.shape
-        multiprocessors = machine(given.state_bi.device.index).multiprocessors or MULTIPROCESSORS
-        slots = given.tape_bni.shape[1]
-        config = CHOOSE(write, channels, slots, batch, multiprocessors, back)
-        assert config is not None, write
-        self.config, self.like, self.kept = config, given.state_bi, list[Tensor]()
+        multiprocessors = machine(call.state_bi.device.index).multiprocessors or MULTIPROCESSORS
+        slots = call.tape_bni.shape[1]
+        config = CHOOSE(call.write, channels, slots, batch, multiprocessors, back)
+        assert config is not None, call.write
+        self.config, self.like, self.kept = config, call.state_bi, list[Tensor]()
         self.args = TapeClusterArgs(batch=batch, steps=steps, channels=channels)
         self.args.interval = passes.interval(steps)
-        matrix_pi = cast(given.matrix_pi, results.y_bti.dtype)
+        matrix_pi = cast(call.matrix_pi, results.y_bti.dtype)
         self.point(matrix=padded(matrix_pi, config.channels, transposed=back))
-        self.point(first=given.state_bi, tape=given.tape_bni, y=results.y_bti)
+        self.point(first=call.state_bi, tape=call.tape_bni, y=results.y_bti)
         self.point(weights=results.weights_btan, values=results.values_bti)
         self.point(checkpoints=results.checkpoints_cbni)
 
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments; those without a number in them stay null."""
+    def point(self, **tensors: Tensor | None) -> None:
+        """Set arguments; those without a tensor, or without a number in it, stay null."""
         for name, tensor in tensors.items():
-            if tensor.numel():
+            if tensor is not None and tensor.numel():
                 self.kept.append(aligned(tensor))
                 setattr(self.args, name, self.kept[-1].data_ptr())
 
@@ -164,7 +157,7 @@ def _label(config: ClusterConfig) -> str:
 COMPILED: CudaKernels[ClusterConfig] = CudaKernels(unit_text, _label, fast=approximate)
 
 
-def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
+def _launch(config: ClusterConfig, wanted: Launch, call: _KernelCall) -> None:
     """Launch a kernel on the current stream of the call's device."""
     COMPILED.launch(config, [wanted], call.args, call.like.device)
 
@@ -172,5 +165,5 @@ def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
 CHOOSE: Callable[[str, int, int, int, int, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
-LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch
+LAUNCH: Callable[[ClusterConfig, Launch, _KernelCall], None] = _launch
 """Runs the kernel of a pass; tests put the emulator here."""

@@ -6,80 +6,45 @@ Shape legend: b batch, t time, i channels of the state, n slots of the tape.
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from elman.ops.common.backend import Kernels
 from elman.ops.common.cuda.forms import Form
 from elman.ops.common.cuda.machine import machine
 from elman.ops.tape.cuda import cluster, forms, stepwise
-from elman.ops.tape.results import Inputs, Results
+from elman.ops.tape.passes import Call, Gradients, Results, Saved
 
-
-class Passes(Protocol):
-    """The module of a form."""
-
-    def forward(
-        self, write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None
-    ) -> Results:
-        """Run the recurrence over time."""
-        ...
-
-    def backward(
-        self,
-        write: str,
-        dy_bti: Tensor | None,
-        dtape_bni: Tensor | None,
-        dstate_bi: Tensor | None,
-        given: Inputs,
-        results: Results,
-        resets_bt: Tensor | None = None,
-    ) -> Inputs:
-        """Run it back."""
-        ...
-
-
-PASSES: dict[str, Passes] = {"cluster": cluster, "stepwise": stepwise}
+PASSES: dict[str, Kernels[Call, Results, Saved, Gradients]] = {
+    name: Kernels(module.forward, module.backward)
+    for name, module in {"cluster": cluster, "stepwise": stepwise}.items()
+}
 """By the name that :mod:`elman.ops.tape.cuda.forms` has for a form."""
 
 
-def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
+def forward(call: Call) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`.
 
-    Args:
-        write: Which value is written.
-        given: What is read: the input in bf16 or fp32, all else in fp32. Products read matrices
-            and states in the dtype of the input.
-        keep: Whether a backward pass follows.
-        resets_bt: Whether tape and state of a row are zero before a step; None: never.
+    The input is in bf16 or fp32, all else in fp32. Products read matrices and states in the dtype
+    of the input.
 
     Raises:
         UserError: there are too many slots, or no kernel for the input's dtype.
     """
-    passes = PASSES[chosen(write, given, resets_bt).name]
-    return passes.forward(write, given, keep, resets_bt)
+    return PASSES[chosen(call, call.input_bti).name].forward(call)
 
 
-def backward(
-    write: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    given: Inputs,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Inputs:
-    """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
-    passes = PASSES[chosen(write, given, resets_bt).name]
-    return passes.backward(write, dy_bti, dtape_bni, dstate_bi, given, results, resets_bt)
+def backward(saved: Saved) -> Gradients:
+    """Return the gradients of what a forward pass read, in its form."""
+    return PASSES[chosen(saved, saved.y_bti).name].backward(saved)
 
 
-def chosen(write: str, given: Inputs, resets_bt: Tensor | None = None) -> Form:
-    """Return the form that runs a call."""
-    batch, slots, channels = given.tape_bni.shape
-    io, device = given.input_bti.dtype, given.state_bi.device.index
-    return _chosen(write, io, batch, channels, slots, device, resets_bt is not None)
+def chosen(call: Call | Saved, sequence_bti: Tensor) -> Form:
+    """Return the form that runs a call, of which this is any sequence."""
+    batch, slots, channels = call.tape_bni.shape
+    io, device, resets = sequence_bti.dtype, call.state_bi.device.index, call.resets_bt is not None
+    return _chosen(call.write, io, batch, channels, slots, device, resets)
 
 
 @cache

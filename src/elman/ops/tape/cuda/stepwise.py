@@ -14,6 +14,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ from elman.ops.common.cuda_kernels import CudaKernels
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.common.products import multiply, outer, outer_before
-from elman.ops.tape import results as passes
+from elman.ops.tape import passes
+from elman.ops.tape.passes import Call, Gradients, Results, Saved
 from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
-from elman.ops.tape.results import Inputs, Results
 from elman.ops.tape.source import structure
 
 _THREADS = (64, 128, 256, 512)
@@ -54,6 +55,7 @@ class TapeStepArgs(ctypes.Structure):
 WORDS = words_of(TapeStepArgs)
 _CHECKPOINT, _HERE = WORDS["checkpoint"], WORDS["here"]
 _BEFORE, _COUNT = WORDS["before"], WORDS["count"]
+Given = TypeVar("Given", Call, Saved)
 
 
 @dataclass(frozen=True)
@@ -85,79 +87,58 @@ class StepConfig:
         return Launch(kernel, blocks, self.threads, shared)
 
 
-def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
-    """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`.
-
-    Args:
-        write: Which value is written.
-        given: What is read: the input in bf16 or fp32, all else in fp32. Products read matrices
-            and states in the dtype of the input.
-        keep: Whether a backward pass follows.
-        resets_bt: Whether tape and state of a row are zero before a step; None: never.
-
-    Raises:
-        UserError: there are too many slots, or no kernel for the input's dtype.
-    """
-    with no_autocast(given.state_bi):
-        results = passes.room(write, given, keep)
-        given = _dropped(given, resets_bt)
-        call = _Call(write, given, results, resets_bt)
-        results.tape_bni.copy_(given.tape_bni)
-        h_bi = call.narrow(call.channels)
-        h_bi.copy_(given.state_bi)
-        product_bp = call.wide(call.blocks * call.channels)
-        call.point(x=given.input_bti, tape=results.tape_bni, narrow=h_bi, product=product_bp)
-        matrix_ip = cast(given.matrix_pi, call.io).contiguous().T
-        begin, run = call.runner("tape_first"), call.runner("tape_forward")
+def forward(call: Call) -> Results:
+    """Run the recurrence over time; see :func:`elman.ops.tape.cuda.kernels.forward`."""
+    with no_autocast(call.state_bi):
+        results = passes.room(call)
+        call = _dropped(call)
+        kernel = _KernelCall(call, results)
+        results.tape_bni.copy_(call.tape_bni)
+        h_bi = kernel.narrow(kernel.channels)
+        h_bi.copy_(call.state_bi)
+        product_bp = kernel.wide(kernel.blocks * kernel.channels)
+        kernel.point(x=call.input_bti, tape=results.tape_bni, narrow=h_bi, product=product_bp)
+        matrix_ip = cast(call.matrix_pi, kernel.io).contiguous().T
+        begin, run = kernel.runner("tape_first"), kernel.runner("tape_forward")
         begin(0)
-        for t in range(call.steps):
+        for t in range(kernel.steps):
             _multiply(h_bi, matrix_ip, product_bp)
-            call.words[_CHECKPOINT] = call.checkpoint(t) if keep and t else 0
+            kernel.words[_CHECKPOINT] = kernel.checkpoint(t) if call.keep and t else 0
             run(t)
-        call.words[_CHECKPOINT] = 0
-        if call.product_value:
+        kernel.words[_CHECKPOINT] = 0
+        if kernel.product_value:
             _multiply(h_bi, matrix_ip, product_bp)
-        run(call.steps)  # the last write
+        run(kernel.steps)  # the last write
         results.state_bi.copy_(results.y_bti[:, -1])
     return results
 
 
-def backward(
-    write: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    given: Inputs,
-    results: Results,
-    resets_bt: Tensor | None = None,
-) -> Inputs:
-    """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
+def backward(saved: Saved) -> Gradients:
+    """Return the gradients of what a forward pass read."""
     # Layer E23 expands one tape over the batch.
-    given = given._replace(tape_bni=given.tape_bni.contiguous())
-    with no_autocast(given.state_bi):
-        given = _dropped(given, resets_bt)
-        call = _Call(write, given, results, resets_bt)
-        dinput_bti = results.y_bti.new_empty(results.y_bti.shape)
-        dvalues_bti = results.values_bti.new_empty(results.values_bti.shape)
-        dtape = _begun(dtape_bni, given.tape_bni)
-        dstate = _begun(dstate_bi, given.state_bi)
-        call.point(dx=dinput_bti, dvalues=dvalues_bti, tape=dtape, carried=dstate)
-        if dy_bti is not None:
-            call.point(dy=cast(dy_bti, call.io))
-        _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
-        dmatrix_pi = of_matrices(
-            write, dinput_bti, dvalues_bti, results.y_bti, given.state_bi, resets_bt
-        )
-    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+    saved = saved._replace(tape_bni=saved.tape_bni.contiguous())
+    with no_autocast(saved.state_bi):
+        saved = _dropped(saved)
+        kernel = _KernelCall(saved, saved)
+        dinput_bti = saved.y_bti.new_empty(saved.y_bti.shape)
+        dvalues_bti = saved.values_bti.new_empty(saved.values_bti.shape)
+        dtape = _begun(saved.dtape_bni, saved.tape_bni)
+        dstate = _begun(saved.dstate_bi, saved.state_bi)
+        kernel.point(dx=dinput_bti, dvalues=dvalues_bti, tape=dtape, carried=dstate)
+        if saved.dy_bti is not None:
+            kernel.point(dy=cast(saved.dy_bti, kernel.io))
+        _walk_back(kernel, cast(saved.matrix_pi, kernel.io).contiguous(), dstate)
+        dmatrix_pi = of_matrices(saved, dinput_bti, dvalues_bti)
+    return Gradients(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
-def _dropped(given: Inputs, resets_bt: Tensor | None) -> Inputs:
-    """Return what is read, with zeros for tape and state of rows whose first step has a reset."""
-    if resets_bt is None:
-        return given
-    first_b1 = resets_bt[:, :1]
-    tape_bni = given.tape_bni.masked_fill(first_b1.unsqueeze(-1), 0.0)
-    return given._replace(tape_bni=tape_bni, state_bi=given.state_bi.masked_fill(first_b1, 0.0))
+def _dropped(call: Given) -> Given:
+    """Return a call with zeros for tape and state of rows whose first step has a reset."""
+    if call.resets_bt is None:
+        return call
+    first_b1 = call.resets_bt[:, :1]
+    tape_bni = call.tape_bni.masked_fill(first_b1.unsqueeze(-1), 0.0)
+    return call._replace(tape_bni=tape_bni, state_bi=call.state_bi.masked_fill(first_b1, 0.0))
 
 
 def _begun(gradient: Tensor | None, like: Tensor) -> Tensor:
@@ -166,47 +147,41 @@ def _begun(gradient: Tensor | None, like: Tensor) -> Tensor:
     return begun.zero_() if gradient is None else begun.copy_(gradient)
 
 
-def _walk_back(call: _Call, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
+def _walk_back(kernel: _KernelCall, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
     """Run the steps from the last to the first, each with its product.
 
     Args:
-        call: The call.
+        kernel: The call.
         matrix_pi: W_h, and W_r behind it, in the dtype of the input.
         dstate_bi: Gradient of the last state; becomes that of the first one.
     """
-    pulls_bp, product_bi = call.narrow(len(matrix_pi)), call.wide(call.channels)
-    replayed = call.wide(call.slots * call.channels, (call.interval - 1) * call.batch)
-    call.point(narrow=pulls_bp, product=product_bi, replayed=replayed)
-    run, replay = call.runner("tape_backward"), call.runner("tape_replay")
-    for t in range(call.steps, -1, -1):
-        if t == call.steps or (t and t % call.interval == 0):
-            start = (t - 1) // call.interval * call.interval
-            call.words[_HERE] = call.place(start)
-            call.words[_COUNT] = min(call.interval, call.steps - start) - 1
-            if call.words[_COUNT]:
+    pulls_bp, product_bi = kernel.narrow(len(matrix_pi)), kernel.wide(kernel.channels)
+    replayed = kernel.wide(kernel.slots * kernel.channels, (kernel.interval - 1) * kernel.batch)
+    kernel.point(narrow=pulls_bp, product=product_bi, replayed=replayed)
+    run, replay = kernel.runner("tape_backward"), kernel.runner("tape_replay")
+    for t in range(kernel.steps, -1, -1):
+        if t == kernel.steps or (t and t % kernel.interval == 0):
+            start = (t - 1) // kernel.interval * kernel.interval
+            kernel.words[_HERE] = kernel.place(start)
+            kernel.words[_COUNT] = min(kernel.interval, kernel.steps - start) - 1
+            if kernel.words[_COUNT]:
                 replay(start)
-        call.words[_HERE] = call.place(t) if t < call.steps else 0
-        call.words[_BEFORE] = call.place(t - 1) if t else 0
+        kernel.words[_HERE] = kernel.place(t) if t < kernel.steps else 0
+        kernel.words[_BEFORE] = kernel.place(t - 1) if t else 0
         run(t)
         _multiply(pulls_bp, matrix_pi, product_bi)
     dstate_bi.add_(product_bi)
 
 
-def of_matrices(
-    write: str,
-    dinput_bti: Tensor,
-    dvalues_bti: Tensor,
-    y_bti: Tensor,
-    state_bi: Tensor,
-    resets_bt: Tensor | None = None,
-) -> Tensor:
+def of_matrices(saved: Saved, dinput_bti: Tensor, dvalues_bti: Tensor) -> Tensor:
     """Return the gradient of W_h, and that of W_r behind it: products over batch and time."""
-    wide, narrow_bi = state_bi.dtype, state_bi.to(y_bti.dtype)
-    drecurrent_ii = outer_before(dinput_bti, y_bti, narrow_bi, wide, resets_bt)
+    y_bti, wide = saved.y_bti, saved.state_bi.dtype
+    state_bi = saved.state_bi.to(y_bti.dtype)
+    drecurrent_ii = outer_before(dinput_bti, y_bti, state_bi, wide, saved.resets_bt)
     if not dvalues_bti.numel():
         return drecurrent_ii
     dwrite_ii = outer(dvalues_bti, y_bti, wide)
-    if compiled_cell(write).value == 0:  # W_h writes, too
+    if compiled_cell(saved.write).value == 0:  # W_h writes, too
         return drecurrent_ii.add_(dwrite_ii)
     return torch.cat([drecurrent_ii, dwrite_ii])
 
@@ -215,20 +190,18 @@ def _multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> None:
     multiply(left_mk, right_kn, to_mn)
 
 
-class _Call(StepwiseCall):
+class _KernelCall(StepwiseCall):
     """The arguments of one pass, and the tensors that they point to.
 
     Attributes:
         interval: Steps between checkpoints of the tape.
     """
 
-    def __init__(
-        self, write: str, given: Inputs, results: Results, resets_bt: Tensor | None
-    ) -> None:
-        cell = compiled_cell(write)
-        self.write, self.blocks, self.product_value = write, cell.blocks, cell.value != NO_PRODUCT
+    def __init__(self, call: Call | Saved, results: Results | Saved) -> None:
+        self.write, cell = call.write, compiled_cell(call.write)
+        self.blocks, self.product_value = cell.blocks, cell.value != NO_PRODUCT
         batch, self.steps, channels = results.y_bti.shape
-        self.slots = given.tape_bni.shape[1]
+        self.slots = call.tape_bni.shape[1]
         if self.slots > MAX_SLOTS:
             raise UserError(
                 f"kernels.backend=cuda: the tape has {self.slots} slots, a block has room for "
@@ -236,10 +209,11 @@ class _Call(StepwiseCall):
             )
         self.interval = passes.interval(self.steps)
         numbers = {"batch": batch, "steps": self.steps, "channels": channels, "slots": self.slots}
-        super().__init__(TapeStepArgs, numbers, resets_bt, results.y_bti.dtype, given.state_bi)
+        io = results.y_bti.dtype
+        super().__init__(TapeStepArgs, numbers, call.resets_bt, io, call.state_bi)
         self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
-        self.point(first=given.state_bi, scores=self.wide(self.slots))
-        self.checkpoints, self.first_tape = results.checkpoints_cbni, given.tape_bni
+        self.point(first=call.state_bi, scores=self.wide(self.slots))
+        self.checkpoints, self.first_tape = results.checkpoints_cbni, call.tape_bni
         for tape in (self.checkpoints, self.first_tape):  # read where they lie, by words of a step
             self.places |= self.held(tape).data_ptr() // tape.element_size()
 
@@ -305,11 +279,11 @@ COMPILED: CudaKernels[StepConfig] = CudaKernels(
 )
 
 
-def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
+def _starter(config: StepConfig, call: _KernelCall) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
     require_cuda_dtype(config.io)
     return COMPILED.starter(config, call.args, call.like.device)
 
 
-STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
+STARTER: Callable[[StepConfig, _KernelCall], Callable[[list[Launch]], None]] = _starter
 """Returns what runs the kernels of a call; tests put the emulator here."""
