@@ -10,7 +10,7 @@ import torch
 from elman.base.errors import UserError
 from elman.kernels.sources import included_sources
 from elman.ops.common import operator
-from elman.ops.tape import custom_op, results
+from elman.ops.tape import custom_op, passes
 from elman.ops.tape.cuda import stepwise
 from elman.ops.tape.cuda.stepwise import StepConfig
 from elman.ops.tape.op import dual_memory
@@ -105,7 +105,7 @@ def test_any_distance_of_checkpoints_gives_the_same_bits(
     """The tapes of a segment are those of the forward pass, in bf16 too."""
     leaves = narrowed(write, "even")
     plain = of_bf16(write, leaves, "cuda")
-    monkeypatch.setattr(results, "interval", lambda of: steps)
+    monkeypatch.setattr(passes, "interval", lambda of: steps)
     assert same_bits(of_bf16(write, leaves, "cuda"), plain)
 
 
@@ -199,7 +199,7 @@ def test_with_resets_any_distance_of_checkpoints_gives_the_same_bits(
     resets = resets_of(leaves)
     plain = TAPE.everything(write, leaves, "cuda", resets=resets)
     for steps in (1, 2, 20):
-        monkeypatch.setattr(results, "interval", lambda of, steps=steps: steps)
+        monkeypatch.setattr(passes, "interval", lambda of, steps=steps: steps)
         assert same_bits(TAPE.everything(write, leaves, "cuda", resets=resets), plain)
 
 
