@@ -18,8 +18,8 @@ from elman.launchers import slurm
 from elman.launchers.job import SweepJob
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 from elman.sweeps import jobs as plans
-from elman.sweeps.grow import JobList
-from elman.sweeps.jobs import PlannedSweep, in_sweep, planned_sweep
+from elman.sweeps.job_list import JobList, in_sweep
+from elman.sweeps.jobs import PlannedSweep, planned_sweep
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.source import GrowingRecord
 
@@ -35,7 +35,7 @@ class Source:
     stand_ins: Sequence[SweepJob] = ()
     complete = True
 
-    def notes(self) -> Sequence[str]:
+    def check(self, known: dict[str, int]) -> Sequence[str]:
         """Say nothing."""
         return ()
 
@@ -66,7 +66,7 @@ class Source:
 
     def _job(self, number: int, ended: int) -> SweepJob:
         texts = (*self._typed, f"train.seed={1000 * ended + number}")
-        config = self._request.composer.config(texts, may_pack=True)
+        config = self._request.composer.config(texts)
         tuning = {"arm": "one", "phase": "best" if number > JOBS else "trial"}
         job = SweepJob(number, max(JOBS, number), texts, texts[-1:], config, tuning=tuning)
         assert self._record.folder is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.cli.flags import Arguments
+from elman.config.keys import is_hydra_key, key_of
 
 _RESUME, _ADD = _KEYS = ("sweep.resume", "sweep.add")
 # Flags whose value is a path.
@@ -30,15 +31,15 @@ def whole_command(arguments: Arguments) -> Iterator[Arguments]:
     Any other command is yielded unchanged. So is one whose sweep has recorded nothing: the code
     that reads the sweep's folder reports what is wrong with it.
     """
-    named = [text for text in arguments.overrides if _key(text) in _KEYS]
+    named = [text for text in arguments.overrides if key_of(text) in _KEYS]
     recorded = _recorded(named[-1]) if named else None
     if recorded is None:
         yield arguments
         return
     here = os.getcwd()
     whole = _whole(arguments, recorded, here)
-    adds = _key(named[-1]) == _ADD
-    own = not adds and any(not _of_the_sweep(_key(text)) for text in arguments.overrides)
+    adds = key_of(named[-1]) == _ADD
+    own = not adds and any(not _of_the_sweep(key_of(text)) for text in arguments.overrides)
     # A command that sets something for the jobs means its paths from where it is typed.
     place = here if own else str(recorded["cwd"])
     if not os.path.isdir(place):
@@ -78,20 +79,20 @@ def _whole(arguments: Arguments, recorded: dict[str, Any], here: str) -> Argumen
     for name, value in zip(before[::2], before[1::2], strict=True):
         flags.setdefault(name, _absolute(value, recorded["cwd"]) if name in _PLACES else value)
     typed_texts = [_placed(text, recorded["folder"]) for text in arguments.overrides]
-    keys = {_key(text) for text in typed_texts}
+    keys = {key_of(text) for text in typed_texts}
     kept = [*recorded["hydra"], *_launcher(recorded["launcher"], typed_texts)]
     if recorded["tune"] and any(key.startswith("tune.") for key in keys):
         kept.append(f"tune={recorded['tune']}")
     return replace(
         arguments,
         flags=flags,
-        overrides=[*(text for text in kept if _key(text) not in keys), *typed_texts],
+        overrides=[*(text for text in kept if key_of(text) not in keys), *typed_texts],
     )
 
 
 def _launcher(recorded: dict[str, Any], typed: Sequence[str]) -> list[str]:
     """Return the recorded settings of the launcher, unless another launcher is typed."""
-    chosen = [text for text in typed if _key(text) in ("launcher", "hydra/launcher")]
+    chosen = [text for text in typed if key_of(text) in ("launcher", "hydra/launcher")]
     same = all(text == f"launcher={recorded['name']}" for text in chosen)
     return list(recorded["overrides"]) if same else []
 
@@ -100,7 +101,7 @@ def _placed(text: str, folder: str) -> str:
     """Return an override with the sweep's folder made absolute: the current folder may change."""
     from elman.base.quoting import quoted
 
-    key = _key(text)
+    key = key_of(text)
     return f"{key}={quoted(folder)}" if key in _KEYS else text
 
 
@@ -109,11 +110,6 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _of_the_sweep(key: str) -> bool:
-    from elman.config.keys import is_hydra_key
     from elman.sweeps.settings import is_of_sweeps
 
     return is_of_sweeps(key) or is_hydra_key(key)
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")

@@ -56,14 +56,41 @@ def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     Raises:
         UserError: a setting is wrong, or a file or package that it names does not exist.
     """
-    overrides = typed_overrides(tree, "task")
-    named, model_name = named_keys(overrides), str(tree.hydra.runtime.choices["model"])
+    config = composed_config(tree)
+    if is_resume(config):
+        named = named_keys(typed_overrides(tree, "task"))
+        config = resumed_config(config, plain_tree(tree, _model_name(tree)), named)
+    return with_files(tree, config, may_pack=may_pack)
+
+
+def composed_config(tree: DictConfig) -> RunConfig:
+    """Return the typed configuration of a composed tree; nothing that it names is looked up.
+
+    Raises:
+        UserError: a setting is wrong.
+    """
+    named = named_keys(typed_overrides(tree, "task"))
     try:
-        config = typed_config(tree, model_name, named)
+        return typed_config(tree, _model_name(tree), named)
     except UserError as error:
         raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
-    if is_resume(config):
-        config = resumed_config(config, plain_tree(tree, model_name), named)
+
+
+def _model_name(tree: DictConfig) -> str:
+    return str(tree.hydra.runtime.choices["model"])
+
+
+def with_files(tree: DictConfig, config: RunConfig, *, may_pack: bool) -> RunConfig:
+    """Return a configuration with absolute paths, after a check of the files that it names.
+
+    Args:
+        tree: Its composed tree.
+        config: The configuration.
+        may_pack: Whether data that must be packed is packed now; else it is only checked.
+
+    Raises:
+        UserError: a file or package does not exist.
+    """
     check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))

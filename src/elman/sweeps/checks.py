@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from elman.base.errors import UserError
-from elman.base.live_line import QUIET_SECONDS, LiveLine
+from elman.base.exit_status import RunStatus
 from elman.config.ranks import Where, check_ranks
-from elman.config.run_config import MODES, Mode
+from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
+from elman.evaluation.result import RunResult
 from elman.launchers.job import SweepJob, refuse_shared, wants_gpu
 from elman.runs.prepare import check_files
-from elman.sections.launching import (
-    GpusLauncher,
-    LauncherConfig,
-    SlurmLauncher,
-    SweepConfig,
-    ranks_of,
-)
+from elman.runs.state import read_run_result
+from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher, ranks_of
 from elman.sections.training import DataConfig
-from elman.sweeps.composing import named_job
-from elman.sweeps.grow import JobList, check_unchanged
+from elman.sweeps.earlier import EarlierSweep
+from elman.sweeps.job_list import JobList, named_job
 from elman.sweeps.jobs import PlannedSweep
 from elman.sweeps.request import LauncherChoice, SweepRequest
-from elman.sweeps.sizes import (
-    builds_a_model,
-    check_countable,
-    count_params,
-    size_lines,
-    spread_note,
-)
+from elman.sweeps.sizes import check_sizes
 from elman.sweeps.slow_paths import slow_paths
 from elman.sweeps.suite_runs import ChosenSuite
 from elman.sweeps.tuned import is_trial
+
+_OF_DATA = ("bytes", "sha256", "sample_sha256", "train_bytes")
 
 
 def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
@@ -46,17 +39,18 @@ def check_sweep(request: SweepRequest, plan: PlannedSweep) -> list[str]:
         _refuse_to_grow(request.launcher, plan.mode)
     for job in jobs.jobs[: jobs.recorded]:  # composing has checked the others
         with named_job(job.number, len(jobs.jobs), job.swept or job.overrides):
-            check_files(job.config, may_pack=request.may_pack)
+            check_files(job.config, may_pack=not request.settings.sweep.dry_run)
     compared, started = jobs, jobs.asked
     if plan.source is not None:
         started = list(plan.source.stand_ins)
         compared = JobList.whole([job for job in started if not is_trial(job)])
-    notes = _check_sizes(compared, plan.sizes)
+    known: dict[str, int] = {}
+    notes = check_sizes(compared, plan.sizes, known)
     notes += _check_launcher(started, plan.suite, launcher, request.launcher.save_seconds)
-    notes += plan.source.notes() if plan.source is not None else []
+    notes += plan.source.check(known) if plan.source is not None else []
     if plan.earlier is not None and plan.earlier.grows and jobs.asked:
         allow = request.settings.sweep.allow_changed_code
-        notes += check_unchanged(plan.earlier, jobs.jobs[: jobs.before], allow)
+        notes += _check_unchanged(plan.earlier, jobs.jobs[: jobs.before], allow)
     return notes
 
 
@@ -69,28 +63,6 @@ def _refuse_to_grow(launcher: LauncherChoice, mode: Mode) -> None:
             "chooses its jobs by the results of earlier ones; type launcher=gpus, launcher=local "
             "or launcher=slurm in its place"
         )
-
-
-def _check_sizes(job_list: JobList, sizes: SweepConfig) -> list[str]:
-    """Build every model without memory; return the notes about their sizes."""
-    jobs = job_list.jobs
-    if not jobs:
-        return []
-    mode = MODES[jobs[0].config.mode]
-    if mode.in_process or not builds_a_model(jobs[0].config):
-        return []
-    known: dict[str, int] = {}
-    params: list[int] = []
-    with LiveLine(quiet=QUIET_SECONDS) as line:
-        for job in jobs:
-            line.show(f"building the models of the jobs: {len(params)} of {len(jobs)}")
-            with named_job(job.number, len(jobs), job.swept or job.overrides):
-                params.append(count_params(job.config, known))
-                check_countable(job.config, known)
-    note = spread_note(jobs, params, sizes) if mode.compares else None
-    lines = zip(jobs, size_lines(jobs, params), strict=True)
-    asked = [text for job, text in lines if job.number in job_list.wanted]
-    return asked + ([note] if note else [])
 
 
 def _check_launcher(
@@ -158,3 +130,82 @@ def _files_notes(jobs: Sequence[SweepJob], mode: Mode) -> list[str]:
 
     lines = [files_told(data) for data in read.values()]
     return [f"files: {line}" for line in dict.fromkeys(lines) if line]
+
+
+def _check_unchanged(
+    earlier: EarlierSweep, jobs: Sequence[SweepJob], allow_code: bool
+) -> list[str]:
+    """Check that new jobs would have the data and the code of those that ended; return notes.
+
+    Args:
+        earlier: The sweep.
+        jobs: Its jobs from before, with their folders.
+        allow_code: Whether other code is only noted.
+
+    Raises:
+        UserError: the data or the code is not what an earlier job had.
+    """
+    results = [(job, found) for job in jobs if (found := _result(job)) is not None]
+    _check_data(earlier, results)
+    return list(_check_code(earlier, results, allow_code))
+
+
+def _result(job: SweepJob) -> RunResult | None:
+    found = read_run_result(job.folder) if job.folder is not None else None
+    return found if found is not None and found.status == RunStatus.OK else None
+
+
+def _check_data(earlier: EarlierSweep, results: Sequence[tuple[SweepJob, RunResult]]) -> None:
+    seen: set[str] = set()
+    for job, result in results:
+        text = repr(job.config.data)
+        if text in seen or not result.data.model_fields_set:
+            continue
+        seen.add(text)
+        before = result.data.model_dump(include=set(_OF_DATA))
+        now = _data_now(job.config)
+        if now is not None and now != before:
+            raise UserError(
+                f"sweep.add={earlier.folder}: the data is not what job {job.number} read: "
+                f"{_bytes(before)} then, {_bytes(now)} now; restore the file, or start a new "
+                f"sweep: {earlier.first_command}"
+            )
+
+
+def _data_now(config: RunConfig) -> dict[str, Any] | None:
+    """Return what identifies the data as it is now; None if it would have to be packed first."""
+    from elman.data.batches import identity_without_packing
+
+    return identity_without_packing(config.data, config.train.chunk_size, print)
+
+
+def _bytes(data: Mapping[str, Any]) -> str:
+    print_ = str(data.get("sample_sha256") or data.get("sha256") or "unknown")
+    return f"{data.get('bytes') or 0:,} bytes, sha256 {print_[:12]}"
+
+
+def _check_code(
+    earlier: EarlierSweep,
+    results: Sequence[tuple[SweepJob, RunResult]],
+    allow: bool,
+) -> Iterator[str]:
+    from elman.base.version import __version__
+    from elman.devices.environment import revision
+
+    now = revision() or __version__
+    told = set()
+    for job, result in results:
+        before = result.environment.revision or result.environment.elman
+        if before is None or before in told:
+            continue
+        told.add(before)
+        if before != now and not allow:
+            raise UserError(
+                f"sweep.add={earlier.folder}: the code has changed: job {job.number} ran with "
+                f"{before}, this is {now}; check that revision out, add "
+                f"sweep.allow_changed_code=true, or start a new sweep: {earlier.first_command}"
+            )
+        if before != now:
+            yield f"note: job {job.number} ran with {before}, added jobs run with {now}"
+        elif before.endswith("-dirty"):
+            yield f"note: {before} has uncommitted changes, so it may not be the code of job 1"

@@ -10,8 +10,7 @@ does for everything that is not a plain choice or value.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -27,27 +26,17 @@ from elman.config.compose import OTHER_SECTIONS, compose_tree
 from elman.config.mistakes import explain_mistakes
 from elman.config.run_config import RunConfig
 from elman.launchers.job import SweepJob
-from elman.runs.prepare import checked_config, job_overrides, without_folder
+from elman.runs.prepare import composed_config, job_overrides, with_files, without_folder
 from elman.runs.prepared import PreparedRun
 from elman.runs.recorded_job import put_config
 from elman.sections.launching import SweepConfig
 from elman.sweeps.expand import Expanded, expand
+from elman.sweeps.job_list import named_job
 from elman.sweeps.settings import composed_sizes, is_of_sweeps
 from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
 Choices = tuple[tuple[str, str], ...]
 """Groups and their choices, as typed."""
-
-
-@contextmanager
-def named_job(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
-    """Add to an error which job of the sweep it is about."""
-    try:
-        yield
-    except UserError as error:
-        label = " ".join(overrides)
-        named = "" if str(error).startswith(label) else f" ({label})"
-        raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
 class JobComposer:
@@ -56,11 +45,14 @@ class JobComposer:
     Args:
         context: Hydra's context.
         master: The command's composed tree.
+        may_pack: Whether data that must be packed is packed when a job is composed; else it is
+            only checked.
     """
 
-    def __init__(self, context: HydraContext, master: DictConfig) -> None:
+    def __init__(self, context: HydraContext, master: DictConfig, *, may_pack: bool) -> None:
         loader = context.config_loader
         assert isinstance(loader, ConfigLoaderImpl)
+        self._may_pack = may_pack
         self._loader, self._master = loader, master
         self._parser = OverridesParser.create(config_loader=loader)
         self._composed: dict[Choices, DictConfig] = {}
@@ -133,29 +125,34 @@ class JobComposer:
         with explain_mistakes(texts, compose_tree):
             return composed_sizes(self.whole(texts))
 
-    def config(self, texts: Sequence[str], may_pack: bool) -> RunConfig:
-        """Return the checked configuration of a job.
+    def job(
+        self, number: int, total: int, texts: Sequence[str], swept: Sequence[str] = ()
+    ) -> SweepJob:
+        """Return a job, composed and checked, without its folder.
 
-        Args:
-            texts: Its overrides.
-            may_pack: Whether data that must be packed is packed now; else it is only checked.
+        Raises:
+            UserError: a setting is wrong; the error says of which job.
+        """
+        with named_job(number, total, swept or texts):
+            config = self.config(texts)
+        return SweepJob(number, total, tuple(texts), tuple(swept), config)
+
+    def config(self, texts: Sequence[str]) -> RunConfig:
+        """Return the checked configuration of a job with these overrides.
 
         Raises:
             UserError: a setting is wrong.
         """
         with explain_mistakes(texts, self.whole):
-            return _checked(self.tree(texts), may_pack)
+            return self._checked(self.tree(texts))
 
-    def changed(
-        self, config: RunConfig, texts: Sequence[str], values: Sequence[str], may_pack: bool
-    ) -> RunConfig:
+    def changed(self, config: RunConfig, texts: Sequence[str], values: Sequence[str]) -> RunConfig:
         """Return a job's configuration with other values, checked.
 
         Args:
             config: The job's, whatever its YAML files say by now.
             texts: All overrides of the changed job.
             values: Those of them that are new: no choices of groups.
-            may_pack: As for :meth:`config`.
         """
         with explain_mistakes(texts, self.whole):
             tree = _without_most_of_hydra(deepcopy(self._master))
@@ -164,7 +161,7 @@ class JobComposer:
             ConfigLoaderImpl._apply_overrides_to_config(self.parsed(values), tree)
             with open_dict(tree.hydra):
                 tree.hydra.overrides.task = list(texts)
-            return _checked(tree, may_pack)
+            return self._checked(tree)
 
     def only_values(self, texts: Sequence[str]) -> bool:
         """Whether overrides set values of jobs alone: no choices, and nothing that adds a key."""
@@ -178,6 +175,14 @@ class JobComposer:
         search = [text for text in job_overrides(self._master) if text.startswith("hydra.")]
         found = without_folder(self._master, job.config)
         return replace(found, overrides=(*job.overrides, *search), in_sweep=True)
+
+    def _checked(self, tree: DictConfig) -> RunConfig:
+        config = composed_config(tree)
+        if config.train.resume is not None:
+            raise UserError(
+                "train.resume: cannot be swept; resume each run by a command of its own"
+            )
+        return with_files(tree, config, may_pack=self._may_pack)
 
     def _is_group(self, override: Override) -> bool:
         key = override.key_or_group
@@ -244,13 +249,6 @@ class JobComposer:
                 for key in self._differing(single):
                     _take(tree, other, key)
         return tree
-
-
-def _checked(tree: DictConfig, may_pack: bool) -> RunConfig:
-    found = checked_config(tree, may_pack=may_pack)
-    if found.train.resume is not None:
-        raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
-    return found
 
 
 _NONE = object()

@@ -15,12 +15,12 @@ from elman.config.suites import GROUP
 from elman.launchers.job import SweepJob
 from elman.runs.folder import check_free, claim_folder, make_folder
 from elman.sections.launching import SweepConfig
-from elman.sweeps.composing import named_job
 from elman.sweeps.earlier import EarlierSweep, earlier_sweep
-from elman.sweeps.grow import JobList, composed_again, grown_jobs, nothing_to_add
+from elman.sweeps.grow import composed_again, grown_jobs, nothing_to_add
+from elman.sweeps.job_list import JobList, in_sweep
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.settings import claims, refuse_in_process, with_sizes
-from elman.sweeps.source import JobSource, in_sweep
+from elman.sweeps.source import JobSource
 from elman.sweeps.suite_runs import ChosenSuite
 from elman.sweeps.tuned_plan import earlier_source, new_source
 
@@ -153,9 +153,7 @@ def _composed(
     with LiveLine(quiet=QUIET_SECONDS) as line:
         for number, (texts, swept) in enumerate(expanded, 1):
             line.show(f"checking the jobs: {number - 1} of {len(expanded)}")
-            with named_job(number, len(expanded), swept or texts):
-                config = request.composer.config(texts, request.may_pack)
-            jobs.append(SweepJob(number, len(expanded), texts, swept, config))
+            jobs.append(request.composer.job(number, len(expanded), texts, swept))
     return jobs
 
 

@@ -66,7 +66,7 @@ class SweepRequest:
         folder: Where the sweep's folder is made, or the folder itself if it was typed.
         folder_typed: Whether it was typed, as ``hydra.sweep.dir``.
         launcher: Its launcher.
-        composer: Composes its jobs.
+        composer: Composes its jobs; a dry run packs no data.
         start: Runs a command line; the process of each job calls it.
         run: Runs a prepared job in this process.
         table_of: Returns the function that prints the table of a mode.
@@ -92,11 +92,6 @@ class SweepRequest:
     started: datetime
     tune_choice: str = ""
     tune_texts: tuple[str, ...] = ()
-
-    @property
-    def may_pack(self) -> bool:
-        """Whether data that must be packed is packed now: a dry run writes nothing."""
-        return not self.settings.sweep.dry_run
 
 
 def sweep_request(
@@ -130,7 +125,8 @@ def sweep_request(
     of_hydra = typed_overrides(tree, "hydra")
     if any(text.startswith("hydra.run.dir=") for text in of_hydra):
         raise UserError("hydra.run.dir: every job would share it; with -m type hydra.sweep.dir=...")
-    settings, composer = sweep_settings(tree), JobComposer(context, tree)
+    settings = sweep_settings(tree)
+    composer = JobComposer(context, tree, may_pack=not settings.sweep.dry_run)
     tune_texts = tuple(text for text in overrides if is_of_tuning(text))
     composer.refuse_swept_settings(overrides)
     return SweepRequest(

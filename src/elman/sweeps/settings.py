@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
 from elman.config.compose import typed_overrides
-from elman.config.keys import UNTUNED, named_keys
+from elman.config.keys import UNTUNED, key_of, named_keys
 from elman.config.run_config import OF_SWEEPS
 from elman.config.validate import check_read, validate_sweep
 from elman.sections.launching import SweepConfig, SweepSettings
@@ -50,7 +50,7 @@ def claims(arguments: Sequence[str], earlier: Sequence[str] = ()) -> list[str]:
         arguments: Overrides of this command.
         earlier: Overrides of the sweep that is resumed; those of this command replace them.
     """
-    own = [text for text in arguments if text.partition("=")[0].lstrip("+~") in _CLAIMS]
+    own = [text for text in arguments if key_of(text) in _CLAIMS]
     return list({text.partition("=")[0]: text for text in (*earlier, *own)}.values())
 
 
@@ -62,7 +62,7 @@ def with_sizes(settings: SweepConfig, sizes: SweepConfig, typed: Sequence[str]) 
         sizes: The settings that make the claim.
         typed: Overrides of this command about sizes; what they set stays.
     """
-    keys = {text.partition("=")[0].lstrip("+~") for text in typed}
+    keys = set(map(key_of, typed))
     left = [key for key in _SIZES if not keys & {"sweep", f"sweep.{key}"}]
     return settings.model_copy(update={key: getattr(sizes, key) for key in left})
 
@@ -95,12 +95,12 @@ def refuse_in_process(named: Iterable[str], mode: str) -> None:
 
 def without_sweep_settings(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that a single job reads."""
-    return [text for text in overrides if not is_of_sweeps(text.split("=", 1)[0].lstrip("+~"))]
+    return [text for text in overrides if not is_of_sweeps(key_of(text))]
 
 
 def is_of_tuning(text: str) -> bool:
     """Whether an override is of group ``tune``, and turns nothing off."""
-    return _of("tune", text.partition("=")[0].lstrip("+~")) and text not in UNTUNED
+    return _of("tune", key_of(text)) and text not in UNTUNED
 
 
 def is_of_sweeps(key: str) -> bool:

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from elman.base.errors import UserError
+from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.config.run_config import MODES, RunConfig
+from elman.launchers.job import SweepJob
 from elman.sections.launching import SweepConfig
+from elman.sweeps.job_list import JobList, named_job
 
-if TYPE_CHECKING:
-    from elman.launchers.job import SweepJob
+
+def check_sizes(job_list: JobList, sizes: SweepConfig, known: dict[str, int]) -> list[str]:
+    """Build every model of a sweep without memory; return the notes about their sizes.
+
+    Args:
+        job_list: The jobs.
+        sizes: What the sweep claims about the sizes.
+        known: As for :func:`count_params`.
+
+    Raises:
+        UserError: a model cannot be built, or a claim does not hold.
+    """
+    jobs = job_list.jobs
+    if not jobs:
+        return []
+    mode = MODES[jobs[0].config.mode]
+    if mode.in_process or not builds_a_model(jobs[0].config):
+        return []
+    params: list[int] = []
+    with LiveLine(quiet=QUIET_SECONDS) as line:
+        for job in jobs:
+            line.show(f"building the models of the jobs: {len(params)} of {len(jobs)}")
+            with named_job(job.number, len(jobs), job.swept or job.overrides):
+                params.append(count_params(job.config, known))
+                check_countable(job.config, known)
+    note = _spread_note(jobs, params, sizes) if mode.compares else None
+    lines = zip(jobs, _size_lines(jobs, params), strict=True)
+    wanted = [text for job, text in lines if job.number in job_list.wanted]
+    return wanted + ([note] if note else [])
 
 
 def builds_a_model(config: RunConfig) -> bool:
@@ -52,7 +81,7 @@ def check_countable(config: RunConfig, known: dict[str, int]) -> None:
         known[key] = 0
 
 
-def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
+def _size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
     """Return a line for each job with its model and the model's size."""
     labels = [" ".join(job.swept or job.overrides) for job in jobs]
     return [
@@ -62,7 +91,7 @@ def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
     ]
 
 
-def spread_note(
+def _spread_note(
     jobs: Sequence[SweepJob], params: Sequence[int], settings: SweepConfig
 ) -> str | None:
     """Return a note for the reader if the models' sizes differ too much.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from elman.launchers.job import SweepJob
-from elman.runs.folder import run_name
 
 
 class GrowingRecord(Protocol):
@@ -29,8 +27,8 @@ class GrowingRecord(Protocol):
         """Record new jobs, before they can start, and change what the record says beside them.
 
         Args:
-            jobs: The jobs, with their folders (:func:`in_sweep`); their numbers follow those of the
-                others. None, if only the head changes.
+            jobs: The jobs, with their folders (:func:`~elman.sweeps.job_list.in_sweep`); their
+                numbers follow those of the others. None, if only the head changes.
             head: What ``sweep.json`` says from now on beside the jobs, by key.
         """
 
@@ -45,8 +43,12 @@ class JobSource(Protocol):
     def stand_ins(self) -> Sequence[SweepJob]:
         """Jobs that are checked in place of those that it will make; none of them is run."""
 
-    def notes(self) -> Sequence[str]:
-        """Return what a reader is told before the first job."""
+    def check(self, known: dict[str, int]) -> Sequence[str]:
+        """Check what the stand-ins do not show; return what a reader is told before the first job.
+
+        Args:
+            known: Sizes of models, as for :func:`~elman.sweeps.sizes.count_params`.
+        """
 
     def head(self) -> Mapping[str, Any]:
         """Return what ``sweep.json`` says of the source before the first job, by key."""
@@ -64,9 +66,3 @@ class JobSource(Protocol):
     @property
     def complete(self) -> bool:
         """Whether it has made all jobs that the sweep needs, and they have led to an answer."""
-
-
-def in_sweep(job: SweepJob, folder: Path) -> SweepJob:
-    """Return a job with its folder, in the folder of its sweep."""
-    width = max(2, len(str(job.total)))
-    return replace(job, folder=folder / f"{job.number:0{width}d}_{run_name(job.config)}")

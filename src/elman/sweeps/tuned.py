@@ -8,25 +8,28 @@ and the job is recorded before it can start.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from elman.base.errors import UserError
 from elman.base.units import duration
+from elman.config.keys import key_of, merged
 from elman.config.run_config import RunConfig
 from elman.launchers.job import SweepJob
 from elman.runs.folder import run_name
 from elman.runs.recorded_job import RecordedJob, record_jobs, recorded_jobs
 from elman.runs.state import NOT_STARTED, read_run_result
+from elman.sections.launching import LauncherConfig
 from elman.sections.tune import Value
 from elman.sweeps.composing import JobComposer
-from elman.sweeps.grow import merged
-from elman.sweeps.source import GrowingRecord, in_sweep
-from elman.sweeps.tuned_arms import SEED, ArmJobs, key_of, values_overrides
-from elman.sweeps.tuned_cost import cost_lines, minutes_of
+from elman.sweeps.job_list import in_sweep
+from elman.sweeps.sizes import count_params
+from elman.sweeps.source import GrowingRecord
+from elman.sweeps.tuned_arms import SEED, ArmJobs, values_overrides
+from elman.sweeps.tuned_cost import cost_lines, minutes_of, places_of
 from elman.tuning.choice import best
 from elman.tuning.schedule import WholeRun, grown, matching, most_runs, next_trial, whole_runs
 from elman.tuning.study import History, Journal, Proposal, proposal
@@ -43,8 +46,7 @@ class TunedSource:
         arms: The arms.
         tuned: What is known at the start: settings, arms, ranges.
         composer: Composes jobs.
-        may_pack: Whether data that must be packed is packed now.
-        places: Returns how many jobs run at a time.
+        launcher: Says how many jobs run at a time.
     """
 
     def __init__(
@@ -52,12 +54,10 @@ class TunedSource:
         arms: Sequence[ArmJobs],
         tuned: Tuned,
         composer: JobComposer,
-        may_pack: bool,
-        places: Callable[[], int],
+        launcher: LauncherConfig,
     ) -> None:
         self._arms = {one.arm.label: one for one in arms}
-        self._tuned, self._composer, self._may_pack = tuned, composer, may_pack
-        self._places = cache(places)
+        self._tuned, self._composer, self._launcher = tuned, composer, launcher
         self._ended: dict[int, Trial] = {}
         self._exhausted: set[tuple[str, int]] = set()
         self._line = ""
@@ -72,9 +72,20 @@ class TunedSource:
         ]
         return [*trials, *(self._whole_job(run, number) for number, run in enumerate(runs, 1))]
 
-    def notes(self) -> list[str]:
-        """Return what the sweep will do, and how long that takes at most."""
-        return cost_lines(list(self._arms.values()), self._tuned, self._places())
+    def check(self, known: dict[str, int]) -> list[str]:
+        """Count the arms' parameters; return what the sweep will do, and its time at most."""
+        for label, own in self._arms.items():
+            count_params(own.trial, known)  # a trial's model may be another one
+            arm = replace(own.arm, params=count_params(own.whole, known))
+            self._arms[label] = replace(own, arm=arm)
+        arms = list(self._arms.values())
+        self._tuned = replace(self._tuned, arms=tuple(one.arm for one in arms))
+        return cost_lines(arms, self._tuned, self._places)
+
+    @cached_property
+    def _places(self) -> int:
+        """How many jobs run at a time."""
+        return places_of(list(self._arms.values()), self._launcher)
 
     @property
     def complete(self) -> bool:
@@ -295,7 +306,7 @@ class TunedSource:
         return {text for one in lists for text in one if not all(text in each for each in lists)}
 
     def _changed(self, base: RunConfig, whole: Sequence[str], texts: Sequence[str]) -> RunConfig:
-        return self._composer.changed(base, whole, texts, self._may_pack)
+        return self._composer.changed(base, whole, texts)
 
     def _keep_arms(self) -> None:
         """Record what the arms' jobs are made from, whatever YAML files say later."""
@@ -346,7 +357,7 @@ class TunedSource:
             trials, growths = sum(ended), 0
             whole = len(whole_runs(self._tuned))
         left = (trials + growths - sum(ended)) * trial + (whole - ended.count(False)) * full
-        return max(0.0, 60 * left / self._places())
+        return max(0.0, 60 * left / self._places)
 
 
 def record_of(tuned: Tuned) -> dict[str, Any]:
@@ -396,16 +407,13 @@ def is_spent_trial(job: SweepJob, status: str) -> bool:
     return is_trial(job) and status not in AGAIN
 
 
-def read_arms(
-    arms: Sequence[Arm], folder: Path, composer: JobComposer, may_pack: bool
-) -> list[ArmJobs]:
+def read_arms(arms: Sequence[Arm], folder: Path, composer: JobComposer) -> list[ArmJobs]:
     """Return the arms of an earlier sweep with what their jobs are made from, as it recorded that.
 
     Args:
         arms: Its arms.
         folder: Its folder.
         composer: Composes what is not recorded: the sweep was killed before it could be.
-        may_pack: Whether data that must be packed is packed now.
     """
     there = recorded_jobs(folder)
     by_kind: dict[str, RecordedJob] = {
@@ -415,14 +423,12 @@ def read_arms(
     for arm in arms:
         whole = by_kind.get(_kind("arm", arm))
         if whole is None:
-            config = composer.config([*arm.overrides, f"{SEED}={arm.seeds[0]}"], may_pack)
+            config = composer.config([*arm.overrides, f"{SEED}={arm.seeds[0]}"])
             whole = RecordedJob(arm.overrides, config)
         trial = whole
         if arm.trial_model != arm.model:
             texts = merged(arm.overrides, [f"model={arm.trial_model}"])
-            trial = by_kind.get(_kind("trial", arm)) or RecordedJob(
-                texts, composer.config(texts, may_pack)
-            )
+            trial = by_kind.get(_kind("trial", arm)) or RecordedJob(texts, composer.config(texts))
         found.append(ArmJobs(arm, whole.config, trial.config, trial.overrides))
     return found
 

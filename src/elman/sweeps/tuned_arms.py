@@ -8,13 +8,13 @@ from typing import Any
 
 from elman.base.errors import UserError, did_you_mean
 from elman.base.quoting import as_override
+from elman.config.keys import key_of, merged
 from elman.config.run_config import RunConfig, flatten, size_keys
 from elman.launchers.job import SweepJob
 from elman.sections.budget import BUDGETS
 from elman.sections.tasks import TaskConfig
 from elman.sections.tune import SHAPE, Leaf, TuneConfig, Value
 from elman.sweeps.composing import JobComposer
-from elman.sweeps.grow import merged
 from elman.tuning.shapes import check_shapes, shapes_of, text_of
 from elman.tuning.space import Space, overrides_of
 from elman.tuning.study import check_sampler
@@ -43,16 +43,13 @@ class ArmJobs:
     trial_overrides: tuple[str, ...]
 
 
-def arms_of(
-    jobs: Sequence[SweepJob], config: TuneConfig, composer: JobComposer, may_pack: bool
-) -> list[ArmJobs]:
+def arms_of(jobs: Sequence[SweepJob], config: TuneConfig, composer: JobComposer) -> list[ArmJobs]:
     """Return the arms of jobs: all that distinguishes them but ``train.seed``.
 
     Args:
         jobs: The jobs that the command would have without tuning.
         config: Group ``tune``.
         composer: Composes the trials' configurations.
-        may_pack: Whether data that must be packed is packed now.
 
     Raises:
         UserError: the arms cannot be tuned in this space.
@@ -66,7 +63,7 @@ def arms_of(
     for (texts, own), label in zip(by_texts.items(), labels, strict=True):
         seeds = tuple(dict.fromkeys(job.config.train.seed for job in own))
         refuse_seed(config, seeds)
-        found.append(_arm(label, texts, own[0].config, seeds, config, composer, may_pack))
+        found.append(_arm(label, texts, own[0].config, seeds, config, composer))
     return found
 
 
@@ -77,7 +74,6 @@ def _arm(
     seeds: tuple[int, ...],
     config: TuneConfig,
     composer: JobComposer,
-    may_pack: bool,
 ) -> ArmJobs:
     """Return one arm, after every check that needs no place to run."""
     _refuse_unscored(config, whole)
@@ -86,7 +82,7 @@ def _arm(
     trial_texts, trial = texts, whole
     if trial_model != model:
         trial_texts = merged(texts, [f"model={trial_model}"])
-        trial = composer.config(trial_texts, may_pack)
+        trial = composer.config(trial_texts)
     _refuse_longer(config, whole)
     published = _published(label, whole, config)
     for key in published:
@@ -111,11 +107,6 @@ def _arm(
 def without_seed(texts: Iterable[str]) -> tuple[str, ...]:
     """Return overrides without ``train.seed``."""
     return tuple(text for text in texts if key_of(text) != SEED)
-
-
-def key_of(text: str) -> str:
-    """Return the key of an override."""
-    return text.partition("=")[0].lstrip("+~")
 
 
 def values_overrides(values: Mapping[str, Value]) -> list[str]:

@@ -8,16 +8,14 @@ from dataclasses import replace
 from hydra.core.override_parser.types import Override
 
 from elman.base.errors import UserError
+from elman.config.keys import key_of, merged
 from elman.launchers.job import SweepJob
-from elman.sweeps.composing import named_job
 from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.expand import expand
-from elman.sweeps.grow import merged, nothing_to_add
+from elman.sweeps.grow import nothing_to_add
 from elman.sweeps.request import SweepRequest
-from elman.sweeps.sizes import count_params
 from elman.sweeps.tuned import TunedSource, read_arms
-from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, key_of, refuse_seed
-from elman.sweeps.tuned_cost import places_of
+from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, refuse_seed
 from elman.tuning.trials import Tuned, tuned_in
 
 _TRIALS = "tune.trials"
@@ -35,7 +33,7 @@ def new_source(request: SweepRequest, jobs: Sequence[SweepJob]) -> TunedSource:
     """
     config = request.settings.tune
     assert config is not None
-    arms = _counted(arms_of(jobs, config, request.composer, request.may_pack))
+    arms = arms_of(jobs, config, request.composer)
     bounds = {key: leaf.bounds for key, leaf in config.leaves.items()}
     tuned = Tuned(
         config=config,
@@ -57,7 +55,7 @@ def earlier_source(request: SweepRequest, earlier: EarlierSweep) -> TunedSource:
     tuned = tuned_in(earlier.content, earlier.folder)
     assert tuned is not None
     tuned = replace(tuned, trials=())
-    arms = read_arms(tuned.arms, earlier.folder, request.composer, request.may_pack)
+    arms = read_arms(tuned.arms, earlier.folder, request.composer)
     if earlier.grows:
         return _grown(request, earlier, arms, tuned)
     typed = [*request.tune_texts, *request.overrides]
@@ -70,10 +68,7 @@ def earlier_source(request: SweepRequest, earlier: EarlierSweep) -> TunedSource:
 
 
 def _source(request: SweepRequest, arms: Sequence[ArmJobs], tuned: Tuned) -> TunedSource:
-    launcher = request.settings.launcher
-    return TunedSource(
-        arms, tuned, request.composer, request.may_pack, lambda: places_of(arms, launcher)
-    )
+    return TunedSource(arms, tuned, request.composer, request.settings.launcher)
 
 
 def _grown(
@@ -91,7 +86,7 @@ def _grown(
     others = [one for one in parsed if one not in of_seeds]
     chosen = [texts for texts, _ in expand(others) if texts]
     arms = [*arms, *_new_arms(request, arms, chosen, tuned)]
-    arms = _counted([_with_seeds(one, seeds) for one in arms])
+    arms = [_with_seeds(one, seeds) for one in arms]
     tuned = replace(tuned, arms=tuple(one.arm for one in arms), state="trials")
     return _source(request, arms, tuned)
 
@@ -151,25 +146,15 @@ def _new_arms(
     """Return the arms that a command adds: those of the sweep with other settings."""
     lists = dict.fromkeys(merged(one.arm.overrides, texts) for texts in chosen for one in arms)
     there = {one.arm.overrides for one in arms}
-    jobs: list[SweepJob] = []
     seed = f"{SEED}={arms[0].arm.seeds[0]}"
-    for texts in (texts for texts in lists if texts not in there):
-        with named_job(len(jobs) + 1, len(lists), texts):
-            config = request.composer.config([*texts, seed], request.may_pack)
-        jobs.append(SweepJob(len(jobs) + 1, len(lists), (*texts, seed), (), config))
+    new = [texts for texts in lists if texts not in there]
+    jobs = [
+        request.composer.job(number, len(new), (*texts, seed))
+        for number, texts in enumerate(new, 1)
+    ]
     if not jobs:
         return []
     before = [SweepJob(0, 0, (*one.arm.overrides, seed), (), one.whole) for one in arms]
-    made = arms_of([*before, *jobs], tuned.config, request.composer, request.may_pack)
+    made = arms_of([*before, *jobs], tuned.config, request.composer)
     seeds = arms[0].arm.seeds
     return [_with_seeds(one, seeds) for one in made[len(before) :]]
-
-
-def _counted(arms: Sequence[ArmJobs]) -> list[ArmJobs]:
-    """Return the arms with the parameters of their models."""
-    known: dict[str, int] = {}
-    return [
-        replace(one, arm=replace(one.arm, params=count_params(one.whole, known)))
-        for one in arms
-        if count_params(one.trial, known)
-    ]
