@@ -274,10 +274,10 @@ def _register_plugins() -> None:
     plugins = Plugins.instance()
 
     from elman.cli.sweep_command import run_sweep
-    from hydra_plugins.elman_launcher import GpusLauncher, LocalLauncher, SlurmLauncher
+    from hydra_plugins.elman_launcher import LAUNCHERS
     from hydra_plugins.elman_sweeper import ElmanSweeper
 
-    for plugin in (GpusLauncher, LocalLauncher, SlurmLauncher, ElmanSweeper):
+    for plugin in (*LAUNCHERS, ElmanSweeper):
         plugins.register(plugin)
     ElmanSweeper.run = run_sweep
 

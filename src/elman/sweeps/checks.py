@@ -11,10 +11,11 @@ from elman.config.ranks import Where, check_ranks
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.evaluation.result import RunResult
-from elman.launchers.job import SweepJob, refuse_shared, wants_gpu
+from elman.launchers.job import SweepJob, refuse_shared
+from elman.launchers.places import check_places
 from elman.runs.prepare import check_files
 from elman.runs.state import read_run_result
-from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher, ranks_of
+from elman.sections.launching import GpusLauncher, LauncherConfig, ranks_of
 from elman.sections.training import DataConfig
 from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.job_list import JobList, named_job
@@ -78,7 +79,7 @@ def _check_launcher(
     _refuse_shared(jobs, suite, launcher)
     for job in jobs:
         check_ranks(job.config, Where.LAUNCHER, ranks_of(launcher))
-    notes = _check_places(jobs, mode, launcher, save_seconds)
+    notes = check_places(jobs, mode, launcher, save_seconds)
     return [*notes, *slow_paths(suite, jobs, launcher), *_files_notes(jobs, mode)]
 
 
@@ -96,25 +97,6 @@ def _refuse_shared(
         )
     for job in jobs:
         refuse_shared(number, job.config)
-
-
-def _check_places(
-    jobs: Sequence[SweepJob], mode: Mode, launcher: LauncherConfig, save_seconds: int | None
-) -> list[str]:
-    """Check that there are the GPUs, or the cluster, that the jobs need."""
-    if isinstance(launcher, GpusLauncher) and not mode.in_process:
-        from elman.launchers.gpus.slots import checked_gpus
-
-        checked_gpus(launcher, any(wants_gpu(job.config) for job in jobs))
-    elif isinstance(launcher, SlurmLauncher):
-        from elman.launchers.slurm import limit_note, refuse_without_folder, refuse_without_slurm
-
-        assert save_seconds is not None
-        refuse_without_folder(jobs, mode)
-        note = limit_note(jobs, launcher, save_seconds)
-        refuse_without_slurm()
-        return [note] if note else []
-    return []
 
 
 def _files_notes(jobs: Sequence[SweepJob], mode: Mode) -> list[str]:

@@ -9,8 +9,9 @@ from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.config.run_config import Mode
 from elman.launchers.job import SweepJob
+from elman.launchers.places import keeps_queue
 from elman.runs.state import read_result, recorded_status, still_running
-from elman.sections.launching import LauncherConfig, SlurmLauncher
+from elman.sections.launching import LauncherConfig
 from elman.sweeps.tuned import is_spent_trial
 
 
@@ -27,7 +28,7 @@ def jobs_left(
         print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are {_done(jobs)} already", flush=True)
     folders = {job.number: job.folder for job in todo if job.folder is not None}
     queued = _in_queue({n: task for n, task in tasks.items() if n in folders})
-    adopts = isinstance(launcher, SlurmLauncher)
+    adopts = keeps_queue(launcher)
     alone = {number: folder for number, folder in folders.items() if number not in queued}
     running = still_running(alone, mode.result_file, lambda line: print(line, flush=True))
     where = {number: f"still runs (pid {process})" for number, process in running.items()}

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
 from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.places import has_gpus
 from elman.models.backends import refused_slow_path, slow_reason
 from elman.models.cells import registry
-from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher
+from elman.sections.launching import LauncherConfig
 from elman.sweeps.suite_runs import ChosenSuite
 
 
@@ -51,7 +52,7 @@ def slow_paths(
             ``baseline.allow_slow`` is not set.
     """
     configs = [job.config for job in jobs if job.config.mode == "train"]
-    has_gpu = any(map(wants_gpu, configs)) and _has_gpu(launcher)
+    has_gpu = any(map(wants_gpu, configs)) and has_gpus(launcher)
     slow = [found for config in configs if (found := _slow(config, has_gpu)) is not None]
     claims = suite is not None and suite.config.claims_speed
     refused = [
@@ -95,19 +96,6 @@ def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
         does = verb or ("run" if ", " in models else "runs")
         found.append(f"{models} {does} as plain PyTorch ({named}: {reason})")
     return found
-
-
-def _has_gpu(launcher: LauncherConfig) -> bool:
-    """Whether the jobs would find a GPU; on a cluster each job has one."""
-    if isinstance(launcher, SlurmLauncher):
-        return True
-    from elman.devices.nvml_client import asked_driver
-    from elman.devices.visible import usable_gpus
-
-    # The other launchers leave the choice to torch, which sees the GPUs that are visible here.
-    if isinstance(launcher, GpusLauncher):
-        return bool(usable_gpus(asked_driver(), launcher)[0])
-    return bool(usable_gpus(asked_driver(), GpusLauncher(name="gpus"), parts=True)[0])
 
 
 def _slow(config: RunConfig, has_gpu: bool) -> _Slow | None:

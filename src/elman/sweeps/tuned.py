@@ -18,7 +18,8 @@ from elman.base.errors import UserError
 from elman.base.units import duration
 from elman.config.keys import key_of, merged
 from elman.config.run_config import RunConfig
-from elman.launchers.job import SweepJob
+from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.places import count_places
 from elman.runs.folder import run_name
 from elman.runs.recorded_job import RecordedJob, record_jobs, recorded_jobs
 from elman.runs.state import NOT_STARTED, read_run_result
@@ -29,7 +30,7 @@ from elman.sweeps.job_list import in_sweep
 from elman.sweeps.sizes import count_params
 from elman.sweeps.source import GrowingRecord
 from elman.sweeps.tuned_arms import SEED, ArmJobs, values_overrides
-from elman.sweeps.tuned_cost import cost_lines, minutes_of, places_of
+from elman.sweeps.tuned_cost import cost_lines, minutes_of
 from elman.tuning.choice import best
 from elman.tuning.schedule import WholeRun, grown, matching, most_runs, next_trial, whole_runs
 from elman.tuning.study import History, Journal, Proposal, proposal
@@ -85,7 +86,9 @@ class TunedSource:
     @cached_property
     def _places(self) -> int:
         """How many jobs run at a time."""
-        return places_of(list(self._arms.values()), self._launcher)
+        return count_places(
+            self._launcher, any(wants_gpu(own.whole) for own in self._arms.values())
+        )
 
     @property
     def complete(self) -> bool:

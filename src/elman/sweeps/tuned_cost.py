@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from elman.base.units import duration
-from elman.launchers.job import wants_gpu
-from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher
 from elman.sections.tune import TuneConfig
 from elman.sweeps.tuned_arms import ArmJobs
 from elman.tuning.schedule import most_runs
 from elman.tuning.trials import Tuned
-
-
-def places_of(arms: Sequence[ArmJobs], launcher: LauncherConfig) -> int:
-    """Return how many jobs run at a time."""
-    if isinstance(launcher, SlurmLauncher):
-        return launcher.jobs
-    if not isinstance(launcher, GpusLauncher):
-        return 1
-    from elman.launchers.gpus.slots import checked_gpus
-
-    gpus, _ = checked_gpus(launcher, any(wants_gpu(arm.whole) for arm in arms))
-    if not gpus:
-        return launcher.workers
-    return max(1, len(gpus) // launcher.gpus_per_job * launcher.jobs_per_gpu)
 
 
 def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:

@@ -64,3 +64,7 @@ class SlurmLauncher(LocalLauncher):
         from elman.launchers.slurm import launch
 
         return launch(request, self.parameters)
+
+
+LAUNCHERS = (GpusLauncher, LocalLauncher, SlurmLauncher)
+"""The launchers that Hydra learns of."""
