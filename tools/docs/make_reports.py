@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.evaluation.result import DEFINITIONS
+from elman.report.comparison.components_text import METHOD as COMPONENT_METHOD
 from elman.report.comparison.plots import (
     BANDS,
     RATE_SMOOTHING,
@@ -49,6 +50,7 @@ single runs together:
   digits.
 - `report.md` has the table with its notes and definitions, to put into a text.
 - `audit.json` has the [audit](audit.md): what was held equal between the rows, for scripts.
+- `components.json` has the gain of each component, if a suite names components and was tuned.
 
 The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
 `metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of
@@ -251,6 +253,13 @@ its own.
 
 The curves of the page are those of the confirmed runs alone, each arm at its best setting.
 
+## The gain of each component
+
+A suite may name models with and without a component ([suites.md](suites.md#your-own)). The report
+of its tuned sweep then has a sentence, a table and a picture with the gain of each component: at
+each arm's own best setting, at the published one, and whether the two have the same sign.
+{components}
+
 ## The plots
 
 First comes what was swept, apart from the seed:
@@ -314,6 +323,7 @@ def page() -> str:
         heat=ABOUT_HEAT,
         thinning=THINNING,
         method=METHOD,
+        components=COMPONENT_METHOD,
         coverage=table(("seeds", "compared", "share"), COVERAGE),
         csv=table(
             ("column", "what it holds"), [(code(key), text) for key, text in CSV_COLUMNS.items()]

@@ -51,6 +51,8 @@ TUNE_JOURNAL = "tune.journal"
 """Optuna's journal of a tuned sweep: one study for each arm."""
 AUDIT = "audit.json"
 """What a report found to be held equal, and what not."""
+COMPONENTS = "components.json"
+"""What each component of a suite gains."""
 SUBMITTED = ".submitit"
 """What the launchers write for their jobs."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elman.report.comparison.blocks import Table
+from elman.report.comparison.draw_components import gains
 from elman.report.comparison.draw_tuned import bars, marker, over_setting, parallel
 from elman.report.comparison.frame import Frame, cross, half_width, mark, short
 from elman.report.comparison.ink import (
@@ -30,6 +31,7 @@ from elman.report.comparison.pictures import (
     Bars,
     Curve,
     Dot,
+    Gains,
     HeatMap,
     Lines,
     OverNames,
@@ -74,6 +76,8 @@ def draw(picture: Picture) -> Drawing:
             return parallel(picture)
         case Bars():
             return bars(picture)
+        case Gains():
+            return gains(picture)
     return _over_numbers(picture)
 
 

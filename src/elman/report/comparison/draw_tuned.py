@@ -94,7 +94,7 @@ def over_setting(picture: OverSetting) -> Drawing:
     if strip:
         shapes.append(_beside_axis(frame, "failed", frame.top - strip / 2 + 1))
     drawing = frame.drawing(picture, shapes)
-    return _with_entries(drawing, _meanings(picture))
+    return with_entries(drawing, _meanings(picture))
 
 
 def _each(picture: OverSetting) -> list[tuple[int, ArmTrials]]:
@@ -275,11 +275,11 @@ def _edges(picture: OverSetting, frame: Frame) -> list[Shape]:
 def _meanings(picture: OverSetting) -> list[tuple[Sign, str]]:
     """Return the signs of a picture with their meaning, those alone that it has."""
     trials = [one for arm in picture.arms for one in arm.trials]
-    entries: list[tuple[Sign, str]] = [(_dot_sign(""), "trial")]
+    entries: list[tuple[Sign, str]] = [(dot_sign(""), "trial")]
     if any(one.best for one in trials):
         entries.append((lambda x, y: [Circle(x, y, 6.5, "ring"), Circle(x, y, 2.6)], "best trial"))
     if any(arm.confirmed for arm in picture.arms):
-        entries.append((_dot_sign("hollow"), "full budget, mean of seeds"))
+        entries.append((dot_sign("hollow"), "full budget, mean of seeds"))
     if len({arm.published for arm in picture.arms} - {None}) > 1:
         entries.append((_published_sign, "published value"))
     ends = dict.fromkeys(one.status for one in trials if one.score is None)
@@ -292,7 +292,8 @@ def _published_sign(x: float, y: float) -> Sequence[Shape]:
     return [Path([[(x, y - 7), (x, y + 7)]], "published")]
 
 
-def _dot_sign(css: str) -> Sign:
+def dot_sign(css: str) -> Sign:
+    """Return the sign of a marker, filled or hollow, for :func:`with_entries`."""
     return lambda x, y: [Circle(x, y, _CONFIRMED - 0.6 if css else _DOT, css)]
 
 
@@ -300,7 +301,7 @@ def _status_sign(status: str) -> Sign:
     return lambda x, y: [sign(status, x, y)]
 
 
-def _with_entries(drawing: Drawing, entries: Sequence[tuple[Sign, str]]) -> Drawing:
+def with_entries(drawing: Drawing, entries: Sequence[tuple[Sign, str]]) -> Drawing:
     """Return a drawing with the meaning of its signs below."""
     shapes: list[Shape] = []
     x, y = 8.0, drawing.height + 8

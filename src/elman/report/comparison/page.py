@@ -39,6 +39,8 @@ from elman.report.comparison.blocks import (
     printable,
     table,
 )
+from elman.report.comparison.components_text import TITLE as COMPONENTS_TITLE
+from elman.report.comparison.components_text import component_parts
 from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.draw_tuned import marker
@@ -95,6 +97,8 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield _tasks(report, pictures)
     yield Block("What was swept", _figures(pictures.swept))
     yield _table(report)
+    gains = [*component_parts(report.components), *_figures(pictures.components)]
+    yield Block(COMPONENTS_TITLE, gains)
     yield Block(TUNING_TITLE, [*tuning_parts(report.tuned), *_trials(pictures)])
     yield Block("Who wins", wins_parts(report.wins, report.rows))
     yield Block(AUDIT, report.audit.parts())

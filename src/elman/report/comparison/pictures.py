@@ -360,7 +360,37 @@ class Bars:
     x: Axis
 
 
-Picture = Lines | Scatter | OverNumbers | OverNames | HeatMap | OverSetting | Parallel | Bars
+@dataclass(frozen=True)
+class GainMark:
+    """A gain with its interval, and everything about it in one line."""
+
+    value: float
+    ends: tuple[float, float]
+    tip: str
+
+
+@dataclass(frozen=True)
+class GainLine:
+    """One component: its gain at each arm's best setting, and at the published one."""
+
+    name: str
+    best: GainMark | None
+    common: GainMark | None
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The gains of components, below the name of each family."""
+
+    name: str
+    title: str
+    families: Sequence[tuple[str, Sequence[GainLine]]]
+    x: Axis
+
+
+Picture = (
+    Lines | Scatter | OverNumbers | OverNames | HeatMap | OverSetting | Parallel | Bars | Gains
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.blocks import Table, table
+from elman.report.comparison.component_plots import component_plots
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.deciding import (
     AXES,
@@ -423,6 +424,7 @@ class PagePictures:
         tasks: Accuracy by length of each task.
         curves: Everything else.
         tuned: The trials of each tuned sweep.
+        components: The gain of each component of a suite.
     """
 
     grid: Drawing | None
@@ -430,12 +432,13 @@ class PagePictures:
     tasks: tuple[Plot, ...]
     curves: tuple[Plot, ...]
     tuned: tuple[TunedPictures, ...] = ()
+    components: tuple[Plot, ...] = ()
 
     @property
     def all(self) -> tuple[Plot, ...]:
         """Every plot, in the order of the page."""
         trials = (plot for one in self.tuned for plot in (*one.plots, *one.parallel))
-        return (*self.tasks, *self.swept, *trials, *self.curves)
+        return (*self.tasks, *self.swept, *self.components, *trials, *self.curves)
 
 
 def page_pictures(report: Report) -> PagePictures:
@@ -447,4 +450,6 @@ def page_pictures(report: Report) -> PagePictures:
     curves = tuple(plot for plot in plots if not plot.shows_keys)
     grid = draw_tasks(report.tasks) if report.tasks.cells else None
     tuned = tuned_pictures(report.tuned, report.rows)
-    return PagePictures(grid, swept, tuple(length_plots(report.tasks)), curves, tuple(tuned))
+    gains = tuple(component_plots(report.components))
+    lengths = tuple(length_plots(report.tasks))
+    return PagePictures(grid, swept, lengths, curves, tuple(tuned), gains)

@@ -11,6 +11,7 @@ from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
 from elman.report.comparison.audit.audit import Audit, audit_of
 from elman.report.comparison.audit.finding import Subject
+from elman.report.comparison.components import Components, components_of
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
@@ -62,6 +63,11 @@ class Report:
     def tuned(self) -> tuple[TunedSweep, ...]:
         """What its tuned sweeps found."""
         return tuple(one for _, one in self._tuned if isinstance(one, TunedSweep))
+
+    @cached_property
+    def components(self) -> tuple[Components, ...]:
+        """What the components gain that suites of its tuned sweeps name."""
+        return tuple(found for one in self.tuned if (found := components_of(one)) is not None)
 
     @cached_property
     def _tuned(self) -> list[tuple[Source, TunedSweep | str | None]]:

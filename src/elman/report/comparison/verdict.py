@@ -6,9 +6,10 @@ Its statistics know nothing of files: arms are names with scores by seed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 from elman.report.comparison.statistics import (
@@ -189,23 +190,39 @@ def judge(arms: Sequence[Arm], goal: Goal = "minimize") -> Verdict:
     if len(known) < 2:
         alone = [_unjudged(replace(arm, why_not="no other arm has a verdict")) for arm in known]
         return Verdict((*alone, *others), goal)
-    differences = pooled([arm.scores for arm in known])
-    places = [pair for pair in differences if pair[0] > pair[1]]
-    tested = [differences[pair].p or 0.0 for pair in places]
-    levels = dict(zip(places, holm(tested), strict=True))
+    pairs = contrasts(known, combinations(range(len(known)), 2))
     standings = [Standing(known[0], "leads")]
     for place, arm in enumerate(known[1:], 1):
-        if (place, 0) not in levels:
+        if (0, place) not in pairs:
             why = f"it has fewer than two seeds of {known[0].label}"
             others.append(_unjudged(replace(arm, why_not=why)))
             continue
-        own = difference(*_shared(arm, known[0]))
-        pair = Pair(differences[place, 0], own, *levels[place, 0])
+        pair = pairs[0, place]
         # A worse arm has the worse mean of the shared seeds, too.
         behind = sign * pair.common.value > 0
         outcome: Outcome = "worse" if pair.is_decided and behind else "not distinguishable"
         standings.append(Standing(arm, outcome, pair))
-    return Verdict((*standings, *others), goal, len(places))
+    return Verdict((*standings, *others), goal, len(pairs))
+
+
+def contrasts(
+    arms: Sequence[Arm], places: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], Pair]:
+    """Return the second of each two arms less the first, corrected for all of them.
+
+    Args:
+        arms: The arms, each with at least two seeds. All of them tell the noise.
+        places: The places of each two. Two that share fewer than two seeds are left out.
+    """
+    differences = pooled([arm.scores for arm in arms])
+    known = [pair for pair in places if pair in differences]
+    levels = holm([differences[second, first].p or 0.0 for first, second in known])
+    return {
+        (first, second): Pair(
+            differences[second, first], difference(*_shared(arms[second], arms[first])), *level
+        )
+        for (first, second), level in zip(known, levels, strict=True)
+    }
 
 
 def _unjudged(arm: Arm) -> Standing:

@@ -25,6 +25,13 @@ from elman.report.comparison.blocks import (
     plain_markdown,
     table,
 )
+from elman.report.comparison.components_text import (
+    COMPONENT_COLUMNS,
+    component_json,
+    component_lines,
+    component_markdown,
+)
+from elman.report.comparison.components_text import JSON_MARK as COMPONENTS_MARK
 from elman.report.comparison.notes import rate_notes
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.report_data import Report
@@ -48,7 +55,7 @@ _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
 CSV_COLUMNS = {
     "kind": "model: one row of the table, over its seeds; run: one run of the row before it; "
     "published: a figure that others published; difference: a number of a row against another row; "
-    "arm: an arm of a tuned sweep",
+    "arm: an arm of a tuned sweep; component: a component of a suite",
     "set": "rows of one set are comparable; empty if no run counts",
     "model": "name of the model",
     "label": "the model and the settings that differ from the other rows",
@@ -84,6 +91,7 @@ CSV_COLUMNS = {
     "definition": "of a published figure: the definition of its loss, and its caveat",
     **DIFFERENCE_COLUMNS,
     **TUNING_COLUMNS,
+    **COMPONENT_COLUMNS,
 }
 """Columns of ``report.csv`` and what each holds."""
 
@@ -103,6 +111,7 @@ def _lines(report: Report) -> Iterator[dict[str, Any]]:
         yield _published(record)
     yield from difference_lines(report.wins)
     yield from tuning_lines(report.tuned)
+    yield from component_lines(report.components)
 
 
 def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
@@ -195,7 +204,8 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
     tasks = report.tasks.in_words(report.published.records)
-    for part in (*tasks, *tuning_markdown(report.tuned), *wins_markdown(report.wins)):
+    tuned = (*component_markdown(report.components), *tuning_markdown(report.tuned))
+    for part in (*tasks, *tuned, *wins_markdown(report.wins)):
         if isinstance(part, Command):
             parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
         else:
@@ -233,9 +243,12 @@ _WRITERS: dict[str, Callable[[Report], str]] = {
     PAGE: page_text,
     run_files.AUDIT: lambda report: report.audit.json(),
 }
+_OF_COMPONENTS: dict[str, Callable[[Report], str]] = {
+    run_files.COMPONENTS: lambda report: component_json(report.components)
+}
 # How an earlier report begins: only such a file is replaced.
 _MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
-_MARKS |= {run_files.AUDIT: JSON_MARK}
+_MARKS |= {run_files.AUDIT: JSON_MARK, run_files.COMPONENTS: COMPONENTS_MARK}
 _BEGINNING = 1024
 
 
@@ -247,9 +260,10 @@ def write_report(report: Report, folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _WRITERS:
+        writers = {**_WRITERS, **(_OF_COMPONENTS if report.components else {})}
+        for name in writers:
             _refuse_foreign(folder / name)
-        for name, writer in _WRITERS.items():
+        for name, writer in writers.items():
             # A file name may hold bytes that are not text.
             put_text(folder / name, writer(report), several=True, errors="replace")
     except OSError as error:

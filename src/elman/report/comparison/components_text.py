@@ -1,0 +1,248 @@
+"""The block on the gain of each component: a sentence, a table, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from elman.base.consoles import say
+from elman.report.comparison.blocks import (
+    Command,
+    Fold,
+    Head,
+    Item,
+    Items,
+    Line,
+    Table,
+    Text,
+    one_line,
+    terminal_table,
+)
+from elman.report.comparison.components import Components, Effect, Gain
+from elman.report.comparison.rows import NONE
+from elman.report.comparison.tuning import setting, unit_of
+from elman.report.comparison.verdict import more_seeds_words
+
+TITLE = "Gain of each component"
+JSON_MARK = '"written_by": "elman mode=report, components"'
+METHOD = (
+    "The gain of a component is the score of the arm without it against that of the arm with it, "
+    "above 0 if it helps. Only runs at full budget with fresh seeds enter, never a trial. Arms are "
+    "paired by seed, and the noise is that of all arms together (Tukey 1953). The p of a gain is "
+    "adjusted by Holm (1979) over all components, and the arms' own seeds must say the same, by "
+    "Student's paired t at 5 %. An interval is the wider one of these two, so it excludes zero "
+    "where, and only where, a gain is beyond noise."
+)
+HEADS = (
+    *("component", "with", "without", "gain at each one's best", "verdict"),
+    *("gain at the published setting", "verdict there", "sign"),
+)
+_SPARE = ("verdict there", "without", "with")
+_SIGNS = {"same": "same", "differs": "differs", "reversed": "differs beyond noise", "unknown": NONE}
+COMPONENT_COLUMNS = {
+    "gain": "of a component: score without it against that with it, at each arm's best setting; "
+    "above 0 if it helps",
+    "gain_low": "of a component: lower end of the interval of that gain",
+    "gain_high": "of a component: upper end of it",
+    "gain_common": "of a component: the same gain at the published setting",
+    "gain_common_low": "of a component: lower end of the interval of that gain",
+    "gain_common_high": "of a component: upper end of it",
+    "sign": "of a component: whether both gains have the same sign",
+}
+"""Columns of ``report.csv`` that only components fill."""
+
+
+def table_of(found: Components) -> Table:
+    """Return the components, those of each family by their gain."""
+    heads = [Head(name) for name in HEADS]
+    return Table(heads, [Line(_cells(gain)) for gain in ordered(found)])
+
+
+def ordered(found: Components) -> list[Gain]:
+    """Return the gains, the families in their order, in each the largest gain first."""
+    families = list(dict.fromkeys(gain.family for gain in found.gains))
+
+    def place(gain: Gain) -> tuple[int, bool, float]:
+        value = gain.best.value
+        return families.index(gain.family), value is None, -(value or 0.0)
+
+    return sorted(found.gains, key=place)
+
+
+def _cells(gain: Gain) -> list[str]:
+    return [
+        gain.name,
+        _mean(gain.best.with_it.mean),
+        _mean(gain.best.without.mean),
+        _value(gain.best),
+        gain.best.outcome,
+        _value(gain.common),
+        gain.common.outcome,
+        _SIGNS[gain.sign],
+    ]
+
+
+def _mean(mean: float | None) -> str:
+    return NONE if mean is None else f"{mean:.4f}"
+
+
+def _value(effect: Effect) -> str:
+    if effect.value is None or effect.interval is None:
+        return NONE
+    low, high = effect.interval
+    return f"{effect.value:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def verdict(found: Components) -> str:
+    """Return what the components gain, in one sentence."""
+    unit = unit_of(found.sweep)
+    parts = [_told(found, unit), _undecided(found), _signs(found)]
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _told(found: Components, unit: str) -> str:
+    """Say which components gain or cost beyond noise at each arm's best."""
+    judged = [gain for gain in found.gains if gain.best.pair is not None]
+    if not judged:
+        return "No component has a verdict yet"
+    told = [gain for gain in ordered(found) if gain.best.outcome in ("gains", "costs")]
+    count = f"{len(told)} of {len(judged)} components {'changes' if len(told) == 1 else 'change'}"
+    text = f"With each arm at its own best setting, {count} the score beyond noise"
+    if not told:
+        return text
+    return f"{text} ({unit}): " + ", ".join(map(_one_told, told))
+
+
+def _one_told(gain: Gain) -> str:
+    assert gain.best.value is not None
+    assert gain.best.interval is not None
+    low, high = sorted(map(abs, gain.best.interval))
+    size = f"{abs(gain.best.value):.4f} ({low:.4f} to {high:.4f})"
+    return f"{gain.component} of {gain.family} {gain.best.outcome} {size}"
+
+
+def _undecided(found: Components) -> str:
+    """Say which components have no verdict, and why."""
+    left = [gain for gain in found.gains if gain.best.pair is None]
+    if not left or len(left) == len(found.gains):
+        return ""
+    reasons = ", ".join(f"{gain.component} of {gain.family} ({gain.best.why_not})" for gain in left)
+    return f"there is no verdict on {reasons}"
+
+
+def _signs(found: Components) -> str:
+    """Say for which components the published setting has the other sign."""
+    known = [gain for gain in found.gains if gain.sign != "unknown"]
+    if not known:
+        return ""
+    other = [gain for gain in known if gain.sign != "same"]
+    if not other:
+        return f"at {_common(found)} every one has the same sign"
+    named = ", ".join(
+        f"{gain.component} of {gain.family}" + (" beyond noise" if gain.sign == "reversed" else "")
+        for gain in other
+    )
+    beyond = "" if any(gain.sign == "reversed" for gain in other) else ", none beyond noise"
+    return f"at {_common(found)} {len(other)} of {len(known)} have the other sign ({named}{beyond})"
+
+
+def _common(found: Components) -> str:
+    published = [dict(facts.arm.published) for facts in found.sweep.arms]
+    shared = all(one == published[0] for one in published)
+    return f"the published setting ({setting(published[0])})" if shared else "its published setting"
+
+
+def component_parts(components: Sequence[Components]) -> list[Any]:
+    """Return the parts of the page's block, without the picture; none without components."""
+    parts: list[Any] = []
+    for one in components:
+        parts += [Items([Item(verdict(one))], "wins"), table_of(one)]
+    return [*parts, Fold("How a gain is judged", [Text(METHOD)])] if parts else []
+
+
+def component_markdown(components: Sequence[Components]) -> Iterator[str | Command | Table]:
+    """Yield paragraphs and tables."""
+    for one in components:
+        yield f"{TITLE}:"
+        yield verdict(one)
+        yield table_of(one)
+        yield METHOD
+
+
+def print_components(console: Console, components: Sequence[Components]) -> None:
+    """Print the table of components, and the verdict on them."""
+    for one in components:
+        say(console, f"{TITLE}:")
+        terminal_table(table_of(one), _SPARE).print(console)
+        say(console, one_line(verdict(one)))
+
+
+def component_lines(components: Sequence[Components]) -> Iterator[dict[str, Any]]:
+    """Yield every component as a line of ``report.csv``."""
+    for one in components:
+        for gain in ordered(one):
+            yield _csv_line(one, gain)
+
+
+def _csv_line(found: Components, gain: Gain) -> dict[str, Any]:
+    best, common = _effect(gain.best), _effect(gain.common)
+    with_it, without = gain.models
+    line: dict[str, Any] = {"kind": "component", "label": gain.name, "model": with_it}
+    line |= {"against": without, "measure": found.sweep.tuned.score, "sign": _SIGNS[gain.sign]}
+    line |= {"gain": best["gain"], "gain_low": best["low"], "gain_high": best["high"]}
+    line |= {f"gain_common{end}": common[key] for end, key in _ENDS.items()}
+    return line | {key: best[key] for key in ("verdict", "reason", "p", "p_holm", "n")}
+
+
+_ENDS = {"": "gain", "_low": "low", "_high": "high"}
+
+
+def _effect(effect: Effect) -> dict[str, Any]:
+    """Return one gain as plain data."""
+    low, high = effect.interval or (None, None)
+    pair = effect.pair
+    return {
+        "gain": effect.value,
+        "low": low,
+        "high": high,
+        "verdict": effect.outcome,
+        "reason": effect.why_not or None,
+        "p": pair.common.p if pair else None,
+        "p_holm": pair.p if pair else None,
+        "n": pair.common.n[0] if pair else None,
+        "with": effect.with_it.mean,
+        "without": effect.without.mean,
+        "to_decide": more_seeds_words(pair) if pair and not pair.is_decided else None,
+    }
+
+
+def component_json(components: Sequence[Components]) -> str:
+    """Return the gains as JSON."""
+    mark, _, by = JSON_MARK.partition(": ")
+    tree: dict[str, Any] = {json.loads(mark): json.loads(by), "method": METHOD}
+    tree["sweeps"] = [
+        {
+            "folder": str(one.sweep.source.folder),
+            "score": one.sweep.tuned.score,
+            "verdict": verdict(one),
+            "components": [_record(gain) for gain in ordered(one)],
+        }
+        for one in components
+    ]
+    return json.dumps(tree, indent=2) + "\n"
+
+
+def _record(gain: Gain) -> Mapping[str, Any]:
+    with_it, without = gain.models
+    return {
+        "family": gain.family,
+        "component": gain.component,
+        "with": with_it,
+        "without": without,
+        "at_best": _effect(gain.best),
+        "at_published": _effect(gain.common),
+        "sign": _SIGNS[gain.sign],
+    }
