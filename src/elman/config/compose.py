@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from elman.config.fast_composition import fast_composition
 from elman.config.keys import named_keys
 from elman.config.mistakes import explain_mistakes
 from elman.config.model_files import find_in_folders, model_name
@@ -39,6 +40,7 @@ def register_cells() -> None:
     model's YAML names only what differs.
     """
     read_once()
+    fast_composition()
     omegaconf_with_libyaml()
     find_package_files()
     find_in_folders()
