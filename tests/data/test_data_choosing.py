@@ -15,7 +15,7 @@ import pytest
 
 from elman.base.errors import UserError
 from elman.data.batches import Data, check_data, open_text
-from elman.data.choosing import told
+from elman.data.choosing import chosen_line
 from elman.data.opening import open_source
 from elman.data.splits import split_of
 from elman.sections.training import DataConfig
@@ -116,7 +116,7 @@ def test_a_data_set_trains_on_its_training_split_alone(folder: Path, path: str |
     named = path.format(here=folder) if isinstance(path, str) else path
     with opened(named) as data:
         assert texts(data) == (b"train one\x1etrain two", b"held out")
-        said, described = told(data.chosen), data.describe()
+        said, described = chosen_line(data.chosen), data.describe()
     assert said == (
         "training on train-00000-of-00002.jsonl, train-00001-of-00002.jsonl; "
         "validating on validation-00000-of-00001.jsonl; "
@@ -159,7 +159,7 @@ def test_the_prevailing_kind_is_that_of_each_name(folder: Path) -> None:
     write({"picture.txt": b"\x89PNG\r\n\x1a\n" + bytes(1000)})
     with opened("*") as data:
         assert b"".join(texts(data)) == b"text " * 9 + b"?"
-        assert told(data.chosen) == (
+        assert chosen_line(data.chosen) == (
             "training on a.txt, e; left: picture.txt, b.md, c.py and 1 more (another kind of file)"
         )
     with opened(["*.txt", "*.md", "[cd].*"]) as data:
@@ -191,7 +191,7 @@ def test_a_folder_holds_its_own_outputs_without_harm(folder: Path) -> None:
     )
     with opened(".") as data:
         assert b"".join(texts(data)) == b"some text"
-        assert told(data.chosen).endswith("left: run, sweep, x (a run of elman)")
+        assert chosen_line(data.chosen).endswith("left: run, sweep, x (a run of elman)")
 
 
 @pytest.mark.parametrize("path", ["test*", "**/test*", "set/*", "val*"])
@@ -210,7 +210,7 @@ def test_a_validation_path_is_held_out_and_never_trained_on(folder: Path) -> Non
     write({"a.txt": b"aaa", "b.txt": b"bb", "c.txt": b"cccc", "val.txt": b"other"})
     with opened(".", "b.txt") as data:
         assert texts(data) == (b"aaacccc", b"bb")
-        assert told(data.chosen).endswith(
+        assert chosen_line(data.chosen).endswith(
             "left: val.txt (a validation split, and data.val_path names another)"
         )
         described = data.describe()
@@ -230,7 +230,7 @@ def test_a_validation_path_may_be_a_data_set_or_its_test_split(folder: Path) -> 
         assert texts(data) == (b"train one\x1etrain two", b"held out")
     with opened("set", "set/test-*") as data:
         assert texts(data) == (b"train one\x1etrain two", b"tested")
-        assert "test-00000-of-00001.jsonl (a test" not in told(data.chosen)
+        assert "test-00000-of-00001.jsonl (a test" not in chosen_line(data.chosen)
     write({"other/train.txt": b"train", "other/test.txt": b"test"})
     assert refused("set", "other").startswith(
         "data.val_path=other: no file there is named validation, valid, val or dev; name the files"

@@ -139,7 +139,7 @@ def test_nothing_is_reported_on_a_clean_sweep(sweep: FakeSweep) -> None:
     arm(sweep, OTHER)
     found = audit(sweep.folder)
     assert found.lines() == []
-    assert {row.found.state for row in found.rows} <= {State.EQUAL, State.DECLARED}
+    assert {row.finding.state for row in found.rows} <= {State.EQUAL, State.DECLARED}
     assert {"tuned", "space", "trials", "edges", "trial_budget", "fresh_seeds", "score"} <= {
         row.check.key for row in found.of(State.EQUAL)
     }

@@ -186,7 +186,7 @@ def test_one_run_without_held_out_bits_lets_the_loss_decide_for_all_rows(sweep: 
         report
     )
     assert len(group.challengers) == 2
-    assert all(group.decisive(one).found is not None for one in group.challengers)
+    assert all(group.decisive(one).difference is not None for one in group.challengers)
 
 
 def test_runs_of_one_time_budget_have_no_star_though_one_ends_a_step_later(
@@ -198,7 +198,7 @@ def test_runs_of_one_time_budget_have_no_star_though_one_ends_a_step_later(
     report = make_report([sweep.folder])
     (group,) = report.wins.groups
     assert not any(group.decisive(one).earlier for one in group.challengers)
-    assert all(group.decisive(one).found is not None for one in group.challengers)
+    assert all(group.decisive(one).difference is not None for one in group.challengers)
     assert EARLIER not in said(report)
 
 

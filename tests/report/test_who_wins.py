@@ -106,7 +106,7 @@ def test_other_seeds_are_compared_without_pairs(sweep: FakeSweep) -> None:
         sweep.job("model=e42", f"train.seed={seed}", result={"loss": loss})
     report = make_report([sweep.folder])
     (group,) = report.wins.groups
-    found = group.challengers[0].line(LOSS, "steps").found
+    found = group.challengers[0].line(LOSS, "steps").difference
     assert found is not None
     assert (found.method, found.n) == ("Welch", (3, 2))
     assert report.wins.left_out == ()
@@ -259,7 +259,7 @@ def test_a_validation_that_was_not_recorded_there_is_not_made_up(sweep: FakeSwee
         sweep.job("model=e42", *budget, losses=losses, result=longer | {"loss": 1.0})
     (group,) = make_report([sweep.folder]).wins.groups
     line = group.challengers[0].line(VAL_BPB, "steps")
-    assert line.found is None
+    assert line.difference is None
     assert verdict(line) == "not recorded near steps 40 in every run"
 
 

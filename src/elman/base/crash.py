@@ -44,9 +44,9 @@ def place_of(error: BaseException) -> str:
     candidates += [frame for frames in chains for frame in reversed(frames)]
     if not candidates:
         return ""
-    found = candidates[0]
-    function = "" if found.function.startswith("<") else f", in {found.function}"
-    return f"{relative(Path(found.file))}, line {found.line}{function}"
+    frame = candidates[0]
+    function = "" if frame.function.startswith("<") else f", in {frame.function}"
+    return f"{relative(Path(frame.file))}, line {frame.line}{function}"
 
 
 def in_users_code(error: BaseException) -> bool:
@@ -54,7 +54,7 @@ def in_users_code(error: BaseException) -> bool:
     return any(_is_users(frame) for one in _chain(error) for frame in _inside(one))
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return type, message and place of an unexpected error, on one line."""
     place = place_of(error)
     message = (error.msg if isinstance(error, SyntaxError) else "") or first_line(error)
@@ -62,14 +62,14 @@ def told(error: BaseException) -> str:
     return f"{said} ({place})" if place else said
 
 
-def told_with_traceback(error: BaseException, log: Path | None = None) -> str:
+def error_line_with_traceback(error: BaseException, log: Path | None = None) -> str:
     """Return the line about an unexpected error, and keep its traceback.
 
     Args:
         error: The error.
         log: The file that gets the traceback; without one, it goes to a file of its own.
     """
-    return f"{told(error)}; {kept_traceback(error, log)}"
+    return f"{error_line(error)}; {kept_traceback(error, log)}"
 
 
 def kept_traceback(error: BaseException, log: Path | None = None) -> str:
@@ -104,7 +104,9 @@ def threads_told() -> Iterator[None]:
         name = args.thread.name if args.thread is not None else "a thread"
         # Nothing else may fail here: this is called where nobody can catch it.
         with contextlib.suppress(OSError, ValueError):
-            os.write(2, f"elman: {name} failed: {told_with_traceback(args.exc_value)}\n".encode())
+            os.write(
+                2, f"elman: {name} failed: {error_line_with_traceback(args.exc_value)}\n".encode()
+            )
 
     threading.excepthook = say
     try:

@@ -408,10 +408,10 @@ def _failed_before_a_run(error: Exception, argv: Sequence[str]) -> int:
 def _report_internal(error: Exception, folder: Path | None) -> int:
     """Write the traceback where it can be read later, and say in one line where both are."""
     from elman.base import run_files
-    from elman.base.crash import in_users_code, told_with_traceback
+    from elman.base.crash import error_line_with_traceback, in_users_code
     from elman.base.output import note
 
-    what = told_with_traceback(error, folder / run_files.LOG if folder is not None else None)
+    what = error_line_with_traceback(error, folder / run_files.LOG if folder is not None else None)
     kind = "crash" if in_users_code(error) else "internal error"
     note(f"{kind}: {what}")
     return int(ExitStatus.FAILED)

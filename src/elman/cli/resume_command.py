@@ -80,13 +80,13 @@ def _whole(arguments: Arguments, recorded: dict[str, Any], here: str) -> Argumen
         flags.setdefault(name, _absolute(value, recorded["cwd"]) if name in _PLACES else value)
     typed_texts = [_placed(text, recorded["folder"]) for text in arguments.overrides]
     keys = {key_of(text) for text in typed_texts}
-    kept = [*recorded["hydra"], *_launcher(recorded["launcher"], typed_texts)]
+    recorded_texts = [*recorded["hydra"], *_launcher(recorded["launcher"], typed_texts)]
     if recorded["tune"] and any(key.startswith("tune.") for key in keys):
-        kept.append(f"tune={recorded['tune']}")
+        recorded_texts.append(f"tune={recorded['tune']}")
     return replace(
         arguments,
         flags=flags,
-        overrides=[*(text for text in kept if key_of(text) not in keys), *typed_texts],
+        overrides=[*(text for text in recorded_texts if key_of(text) not in keys), *typed_texts],
     )
 
 

@@ -20,7 +20,7 @@ from elman.base.closing import Closing
 from elman.base.errors import UserError
 from elman.data.ahead import AheadBatches
 from elman.data.apart import HeldApart
-from elman.data.choosing import Chosen, chosen_to_hold_out, chosen_to_train, told
+from elman.data.choosing import Chosen, chosen_line, chosen_to_hold_out, chosen_to_train
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
 from elman.data.opening import open_files, open_unpacked
@@ -123,13 +123,13 @@ def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
         data.close()
 
 
-def files_told(config: DataConfig) -> str:
+def files_line(config: DataConfig) -> str:
     """Say which files are read, if a glob or folder holds others, too; else return nothing.
 
     Raises:
         UserError: as :func:`open_data`.
     """
-    return told(_chosen(config))
+    return chosen_line(_chosen(config))
 
 
 def identity_without_packing(
@@ -173,7 +173,7 @@ def _opened(
     if chosen.held_out and config.val_bytes is not None:
         raise UserError(
             f"data.val_bytes={config.val_bytes}: not read, because whole files are held out "
-            f"({told(chosen)}); drop it"
+            f"({chosen_line(chosen)}); drop it"
         )
     train = (
         opened(chosen.train, config.field, setting)

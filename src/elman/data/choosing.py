@@ -119,7 +119,7 @@ def chosen_to_score(names: Names, format_: DataFormat, field: str, setting: str)
     return Chosen(_files(candidates), (), tuple(left))
 
 
-def told(chosen: Chosen, what: str = "training on") -> str:
+def chosen_line(chosen: Chosen, what: str = "training on") -> str:
     """Say which files are trained on, which are held out and which are left.
 
     Args:

@@ -7,7 +7,7 @@ import importlib
 import torch
 from torch import nn
 
-from elman.base.crash import told_with_traceback
+from elman.base.crash import error_line_with_traceback
 from elman.base.errors import UserError
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
@@ -83,7 +83,7 @@ def layer_class(cell: Cell) -> type[nn.Module]:
     except Exception as error:  # it is another package's code
         raise UserError(
             f"cell {cell.name}: its layer {cell.layer} cannot be imported: "
-            f"{told_with_traceback(error)}; fix or reinstall the package that declares it"
+            f"{error_line_with_traceback(error)}; fix or reinstall the package that declares it"
         ) from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(

@@ -13,7 +13,7 @@ from elman.base.exit_status import ExitStatus
 from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text
-from elman.data.choosing import chosen_to_score, told
+from elman.data.choosing import chosen_line, chosen_to_score
 from elman.data.opening import open_files
 from elman.data.windows import (
     contiguous_chunks,
@@ -116,7 +116,7 @@ def _file(
     train, limit = trained.train, settings.max_bytes
     rows = settings.batch_size or train.batch_size
     chosen = chosen_to_score(settings.path, settings.format, settings.field, "eval.path")
-    if left := told(chosen, "scoring"):
+    if left := chosen_line(chosen, "scoring"):
         say(console, f"files: {left}")
     with open_files(chosen.train, settings.field, "eval.path") as source:
         total = min(len(source) - 1, limit or len(source))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from elman.base.crash import told
+from elman.base.crash import error_line
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, RunStatus, interrupted_status
 from elman.base.rank_place import RankPlace
@@ -73,7 +73,7 @@ def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
         if leads:
             raise_elsewhere(error)
     except BaseException as error:  # whatever it is, the others must not wait for this rank
-        team.end(RunStatus.CRASH.value, f"rank {team.place.rank}: {told(error)}")
+        team.end(RunStatus.CRASH.value, f"rank {team.place.rank}: {error_line(error)}")
         raise
     agreed = team.close(code if leads else None)
     return agreed if agreed is not None else (code or ExitStatus.FAILED)

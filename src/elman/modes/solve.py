@@ -233,19 +233,19 @@ def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
     return config.model_copy(update={"model": model, "kernels": kernels})
 
 
-def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]) -> str:
+def training_command(config: RunConfig, answer: ModelConfig, typed: Sequence[str]) -> str:
     """Return the command that trains the model at the size that was found.
 
     Args:
         config: What was typed, composed: the model before it was resized.
-        found: The model at the size that was found.
+        answer: The model at the size that was found.
         typed: Flags and overrides of the command that looked for it.
     """
     of_solve = ("mode=", "solve.")
     overrides = [text for text in typed if not text.startswith(of_solve)]
     if not any(text.startswith("model=") for text in overrides):
         overrides.insert(0, f"model={config.model.name}")
-    before, after = config.model, found
+    before, after = config.model, answer
     sizes = {
         "dim": (before.dim, after.dim),
         "depth": (before.depth, after.depth),

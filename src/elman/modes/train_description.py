@@ -9,7 +9,7 @@ from elman.base.exit_status import RunStatus
 from elman.base.phases import Phases
 from elman.base.units import MEMORY
 from elman.data.batches import AnyRunData
-from elman.data.choosing import told
+from elman.data.choosing import chosen_line
 from elman.data.tasks.batches import TaskData
 from elman.data.tasks.blind import chance
 from elman.devices.cpu import multiplies_bf16
@@ -85,7 +85,7 @@ def _told_data(setup: TrainingSetup) -> str:
 
 def _told_files(data: AnyRunData) -> list[str]:
     """Return a line with the files of a glob or folder, unless all of them are trained on."""
-    files = "" if isinstance(data, TaskData) else told(data.chosen)
+    files = "" if isinstance(data, TaskData) else chosen_line(data.chosen)
     return [f"files: {files}"] if files else []
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from elman.base import run_files
-from elman.base.crash import kept_traceback, told
+from elman.base.crash import error_line, kept_traceback
 from elman.base.errors import UserError, first_line
 from elman.base.exit_status import RunStatus
 from elman.distributed.team import Joined, Team
@@ -86,7 +86,7 @@ def _failed_here(error: Exception, setup: TrainingSetup, findings: Findings) -> 
         return RunEnd(RunStatus.OOM, f"{shortage(error)}; {advice}")
     if isinstance(error, UserError | CheckpointError):
         return RunEnd(RunStatus.CRASH, first_line(error))
-    return RunEnd(RunStatus.CRASH, told(error), f"; {traceback}")
+    return RunEnd(RunStatus.CRASH, error_line(error), f"; {traceback}")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

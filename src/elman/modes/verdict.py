@@ -29,11 +29,11 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config.verdict
     assert job.folder is None
     assert config is not None
-    found = answer(config, job.places)
+    verdict = answer(config, job.places)
     if config.json:
-        print(json.dumps(found.record(), indent=2))
+        print(json.dumps(verdict.record(), indent=2))
     else:
         console = table_console()
-        for line in found.sentences():
+        for line in verdict.sentences():
             say(console, one_line(line))
-    return STATUSES[found.outcome]
+    return STATUSES[verdict.outcome]

@@ -152,16 +152,16 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _differences(base: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return by key what a configuration has in place of another one's; None for nothing."""
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for section in {**base, **tree}:
         old, new = base.get(section), tree.get(section)
         if _same(old, new):
             continue
         if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-            found |= {f"{section}.{k}": v for k, v in new.items() if not _same(v, old[k])}
+            differences |= {f"{section}.{k}": v for k, v in new.items() if not _same(v, old[k])}
         else:
-            found[section] = new
-    return found
+            differences[section] = new
+    return differences
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -90,11 +90,11 @@ def still_running(
     deadline, said = time.monotonic() + ENDING_SECONDS, False
     while True:
         looked = {number: runs_in(folder, result_name) for number, folder in folders.items()}
-        found = {number: process for number, process in looked.items() if process is not None}
-        if not found or time.monotonic() >= deadline:
-            return found
+        running = {number: process for number, process in looked.items() if process is not None}
+        if not running or time.monotonic() >= deadline:
+            return running
         if not said:
-            named = ", ".join(f"job {number} (pid {pid})" for number, pid in found.items())
+            named = ", ".join(f"job {number} (pid {pid})" for number, pid in running.items())
             say(f"{named} still running: waiting {ENDING_SECONDS:.0f} s, they may be ending")
             said = True
         time.sleep(_POLL_SECONDS)

@@ -64,9 +64,9 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
         UserError: a setting is wrong, or the model cannot be built.
     """
     typed = [text for text in typed_overrides(tree, "task") if not _is_left_out(text)]
-    kept = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
+    arguments = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
     config = check_alone(tree, may_pack=False)
-    said = [shlex.join(["elman", *config_flags, *kept])]
+    said = [shlex.join(["elman", *config_flags, *arguments])]
     if builds_a_model(config) and not MODES[config.mode].in_process:
         known: dict[str, int] = {}
         params = count_params(config, known)

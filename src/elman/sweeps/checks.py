@@ -108,9 +108,9 @@ def _files_notes(jobs: Sequence[SweepJob], mode: Mode) -> list[str]:
     }
     if not any(data.path or data.val_path for data in read.values()):
         return []
-    from elman.data.batches import files_told
+    from elman.data.batches import files_line
 
-    lines = [files_told(data) for data in read.values()]
+    lines = [files_line(data) for data in read.values()]
     return [f"files: {line}" for line in dict.fromkeys(lines) if line]
 
 
@@ -127,14 +127,14 @@ def _check_unchanged(
     Raises:
         UserError: the data or the code is not what an earlier job had.
     """
-    results = [(job, found) for job in jobs if (found := _result(job)) is not None]
+    results = [(job, result) for job in jobs if (result := _result(job)) is not None]
     _check_data(earlier, results)
     return list(_check_code(earlier, results, allow_code))
 
 
 def _result(job: SweepJob) -> RunResult | None:
-    found = read_run_result(job.folder) if job.folder is not None else None
-    return found if found is not None and found.status == RunStatus.OK else None
+    result = read_run_result(job.folder) if job.folder is not None else None
+    return result if result is not None and result.status == RunStatus.OK else None
 
 
 def _check_data(earlier: EarlierSweep, results: Sequence[tuple[SweepJob, RunResult]]) -> None:
@@ -175,12 +175,12 @@ def _check_code(
     from elman.devices.environment import revision
 
     now = revision() or __version__
-    told = set()
+    revisions = set()
     for job, result in results:
         before = result.environment.revision or result.environment.elman
-        if before is None or before in told:
+        if before is None or before in revisions:
             continue
-        told.add(before)
+        revisions.add(before)
         if before != now and not allow:
             raise UserError(
                 f"sweep.add={earlier.folder}: the code has changed: job {job.number} ran with "

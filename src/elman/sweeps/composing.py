@@ -173,8 +173,8 @@ class JobComposer:
     def prepared(self, job: SweepJob) -> PreparedRun:
         """Return a job that runs in this process and makes no folder."""
         search = [text for text in job_overrides(self._master) if text.startswith("hydra.")]
-        found = without_folder(self._master, job.config)
-        return replace(found, overrides=(*job.overrides, *search), in_sweep=True)
+        run = without_folder(self._master, job.config)
+        return replace(run, overrides=(*job.overrides, *search), in_sweep=True)
 
     def _checked(self, tree: DictConfig) -> RunConfig:
         config = composed_config(tree)

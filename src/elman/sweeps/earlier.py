@@ -161,13 +161,13 @@ def read_sweep(folder: Path, key: str = "sweep.resume") -> EarlierSweep:
         raise UserError(f"{key}={folder}: {what}; sweeps are below outputs/, as *_sweep")
     try:
         # Sweeps of earlier versions have not recorded what was typed about sizes.
-        found: dict[str, Any] = {"claims": []} | json.loads(path.read_text(encoding="utf-8"))
-        assert isinstance(found["arguments"], list)
-        assert isinstance(found["claims"], list)
-        assert isinstance(found["jobs"], list)
+        content: dict[str, Any] = {"claims": []} | json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(content["arguments"], list)
+        assert isinstance(content["claims"], list)
+        assert isinstance(content["jobs"], list)
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         raise UserError(f"{path}: cannot be read; start a new sweep") from None
-    return EarlierSweep(folder, key, found)
+    return EarlierSweep(folder, key, content)
 
 
 def earlier_sweep(settings: SweepConfig) -> EarlierSweep | None:

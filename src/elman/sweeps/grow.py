@@ -53,13 +53,13 @@ def grown_jobs(
         again = composed_again(request, earlier)
         earlier.check_same([job.config for job in again])
         old = old or again
-    asked = _asked(request, earlier, old, typed)
+    requested = _asked(request, earlier, old, typed)
     known: dict[str, int] = {}
     for job in old:
         known.setdefault(same_run(job.config), job.number)
     by_texts = {job.overrides: job.config for job in old}
-    jobs, wanted, total = list(old), set[int](), len(old) + len(asked)
-    for texts, (base, values) in asked.items():
+    jobs, wanted, total = list(old), set[int](), len(old) + len(requested)
+    for texts, (base, values) in requested.items():
         if (config := by_texts.get(texts)) is None:
             with named_job(len(jobs) + 1, total, texts):
                 config = (

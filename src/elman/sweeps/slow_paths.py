@@ -88,14 +88,14 @@ def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
     groups: dict[str, list[_Slow]] = {}
     for one in slow:
         groups.setdefault(one.reason, []).append(one)
-    found = []
+    lines = []
     for reason, group in groups.items():
         models = ", ".join(dict.fromkeys(one.model for one in group))
         cells = list(dict.fromkeys(one.cell for one in group))
         named = f"cell{'s' if len(cells) > 1 else ''} {', '.join(cells)}"
         does = verb or ("run" if ", " in models else "runs")
-        found.append(f"{models} {does} as plain PyTorch ({named}: {reason})")
-    return found
+        lines.append(f"{models} {does} as plain PyTorch ({named}: {reason})")
+    return lines
 
 
 def _slow(config: RunConfig, has_gpu: bool) -> _Slow | None:

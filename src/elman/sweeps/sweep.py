@@ -56,10 +56,12 @@ def sweep(request: SweepRequest, plan: PlannedSweep, notes: Sequence[str]) -> Ex
     """
     jobs, folder, earlier = plan.jobs, plan.folder, plan.earlier
     if request.settings.sweep.dry_run:
-        asked = plan.job_list.new if earlier is not None and earlier.grows else jobs
+        requested = plan.job_list.new if earlier is not None and earlier.grows else jobs
         if plan.source is not None:
-            asked = [job for job in plan.source.stand_ins if is_trial(job)]
-        commands = [job_command(request.hydra, j.overrides, request.config_flags) for j in asked]
+            requested = [job for job in plan.source.stand_ins if is_trial(job)]
+        commands = [
+            job_command(request.hydra, j.overrides, request.config_flags) for j in requested
+        ]
         print(*notes, *commands, sep="\n", flush=True)
         return ExitStatus.OK
     if folder is not None:
@@ -168,8 +170,8 @@ def _launch(
     else:
         returns = list(launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0))
     jobs = [*jobs, *came]
-    found = [read_result(job.folder, plan.mode.result_file) for job in jobs]
-    return _Ended(list(zip(jobs, returns, found, strict=True)), interrupted)
+    results = [read_result(job.folder, plan.mode.result_file) for job in jobs]
+    return _Ended(list(zip(jobs, returns, results, strict=True)), interrupted)
 
 
 def _more_of(source: JobSource | None, record: Record, came: list[SweepJob]) -> More:

@@ -125,11 +125,11 @@ class TunedSource:
         trials = []
         for job in self._record.jobs:
             if job.number not in self._ended:
-                found = self._trial(job)
-                if not found.ended:
-                    trials.append(found)
+                trial = self._trial(job)
+                if not trial.ended:
+                    trials.append(trial)
                     continue
-                self._ended[job.number] = found
+                self._ended[job.number] = trial
             trials.append(self._ended[job.number])
         self._tuned = replace(self._tuned, trials=tuple(trials))
 
@@ -334,10 +334,10 @@ class TunedSource:
         tuned = self._tuned
         ended = [one for one in tuned.trials if one.ended]
         trials = [one for one in ended if one.phase == "trial"]
-        asked = len(tuned.arms) * (
+        requested = len(tuned.arms) * (
             tuned.config.trials + (len(tuned.ranges) - 1) * tuned.config.grow_trials
         )
-        parts = [f"{len(trials)} of {asked} trials"]
+        parts = [f"{len(trials)} of {requested} trials"]
         if len(tuned.ranges) > 1:
             parts[0] += f" (the range grew {len(tuned.ranges) - 1} x)"
         if tuned.state in ("confirming", "done"):
@@ -422,7 +422,7 @@ def read_arms(arms: Sequence[Arm], folder: Path, composer: JobComposer) -> list[
     by_kind: dict[str, RecordedJob] = {
         name.partition("_")[0]: one for name, one in there.items() if not name[0].isdigit()
     }
-    found = []
+    jobs = []
     for arm in arms:
         whole = by_kind.get(_kind("arm", arm))
         if whole is None:
@@ -432,16 +432,16 @@ def read_arms(arms: Sequence[Arm], folder: Path, composer: JobComposer) -> list[
         if arm.trial_model != arm.model:
             texts = merged(arm.overrides, [f"model={arm.trial_model}"])
             trial = by_kind.get(_kind("trial", arm)) or RecordedJob(texts, composer.config(texts))
-        found.append(ArmJobs(arm, whole.config, trial.config, trial.overrides))
-    return found
+        jobs.append(ArmJobs(arm, whole.config, trial.config, trial.overrides))
+    return jobs
 
 
 def _recorded_as(own: ArmJobs) -> list[tuple[str, tuple[str, ...], RunConfig]]:
     """Return the names under which an arm's configurations are recorded, with their overrides."""
-    found = [(_kind("arm", own.arm), own.arm.overrides, own.whole)]
+    parts = [(_kind("arm", own.arm), own.arm.overrides, own.whole)]
     if own.arm.trial_model != own.arm.model:
-        found.append((_kind("trial", own.arm), own.trial_overrides, own.trial))
-    return [(f"{kind}_{run_name(config)}", texts, config) for kind, texts, config in found]
+        parts.append((_kind("trial", own.arm), own.trial_overrides, own.trial))
+    return [(f"{kind}_{run_name(config)}", texts, config) for kind, texts, config in parts]
 
 
 def _kind(word: str, arm: Arm) -> str:

@@ -59,12 +59,12 @@ def arms_of(jobs: Sequence[SweepJob], config: TuneConfig, composer: JobComposer)
         by_texts.setdefault(without_seed(job.overrides), []).append(job)
     labels = _labels(list(by_texts))
     _refuse_swept(config, labels_of=by_texts)
-    found = []
+    arms = []
     for (texts, own), label in zip(by_texts.items(), labels, strict=True):
         seeds = tuple(dict.fromkeys(job.config.train.seed for job in own))
         refuse_seed(config, seeds)
-        found.append(_arm(label, texts, own[0].config, seeds, config, composer))
-    return found
+        arms.append(_arm(label, texts, own[0].config, seeds, config, composer))
+    return arms
 
 
 def _arm(
@@ -123,12 +123,12 @@ def _labels(arms: Sequence[tuple[str, ...]]) -> list[str]:
     differing = {
         text for texts in arms for text in texts if not all(text in others for others in arms)
     }
-    found = []
+    labels = []
     for texts in arms:
         models = [text.partition("=")[2] for text in texts if key_of(text) == "model"]
         others = [text for text in texts if text in differing and key_of(text) != "model"]
-        found.append(" ".join([*models[-1:], *others]) or "model")
-    return found
+        labels.append(" ".join([*models[-1:], *others]) or "model")
+    return labels
 
 
 def _refuse_swept(
@@ -185,12 +185,12 @@ def _published(label: str, whole: RunConfig, config: TuneConfig) -> dict[str, Va
     Raises:
         UserError: it does not read a key, or its value is not in the space.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for key, leaf in config.leaves.items():
         value = _read(label, key, whole)
         _refuse_outside(label, key, leaf, value)
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _read(label: str, key: str, config: RunConfig) -> Any:

@@ -40,13 +40,13 @@ def _trial_budget(arms: Sequence[ArmJobs], config: TuneConfig) -> str:
 
 def _budgets(arms: Sequence[ArmJobs]) -> str:
     words = {"minutes": "min"}
-    found = {
+    budgets = {
         " or ".join(
             f"{value:g} {words.get(key, key)}" for key, value in arm.whole.train.limits.items()
         )
         for arm in arms
     }
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(budgets))
 
 
 def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:

@@ -56,12 +56,12 @@ def _loaded(entry: EntryPoint) -> object:
     except UserError:
         raise
     except Exception as error:  # it is another package's code
-        from elman.base.crash import told_with_traceback
+        from elman.base.crash import error_line_with_traceback
 
         package = entry.dist.name if entry.dist is not None else entry.value
         raise UserError(
             f"entry point elman.cells:{entry.name} = {entry.value} cannot be loaded: "
-            f"{told_with_traceback(error)}; fix the package {package}, or uninstall it "
+            f"{error_line_with_traceback(error)}; fix the package {package}, or uninstall it "
             f"(pip uninstall {package})"
         ) from error
 

@@ -118,7 +118,7 @@ def _failed(picture: OverSetting) -> tuple[dict[int, list[tuple[Tried, int]]], i
     """
     frame = Frame(picture.x, picture.y, left=_LEFT)
     taken: list[list[float]] = []
-    found: dict[int, list[tuple[Tried, int]]] = {}
+    by_arm: dict[int, list[tuple[Tried, int]]] = {}
     for number, arm in _each(picture):
         for one in arm.trials:
             if one.score is None:
@@ -132,8 +132,8 @@ def _failed(picture: OverSetting) -> tuple[dict[int, list[tuple[Tried, int]]], i
                 if line == len(taken):
                     taken.append([])
                 taken[line].append(place)
-                found.setdefault(number, []).append((one, line))
-    return found, len(taken)
+                by_arm.setdefault(number, []).append((one, line))
+    return by_arm, len(taken)
 
 
 def _grown(picture: OverSetting, frame: Frame) -> list[Shape]:
@@ -260,8 +260,8 @@ def _edges(picture: OverSetting, frame: Frame) -> list[Shape]:
     """Return the words of best values that are at an edge, moved down where two would overlap."""
     shapes: list[Shape] = []
     last = -1e9
-    found = [(arm, one) for arm in picture.arms if arm.edge for one in arm.trials if one.best]
-    for arm, one in sorted(found, key=lambda pair: _height(frame, pair[1].score or 0.0)):
+    pairs = [(arm, one) for arm in picture.arms if arm.edge for one in arm.trials if one.best]
+    for arm, one in sorted(pairs, key=lambda pair: _height(frame, pair[1].score or 0.0)):
         x = frame.x(one.at)
         y = max(_height(frame, one.score or 0.0) - 12, last + 17)
         last = y

@@ -51,7 +51,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
 
 def rate_notes(sources: Sequence[Source]) -> list[str]:
     """Return a line for each suite whose models nobody tuned, with their rates."""
-    found = []
+    notes = []
     for source in sources:
         begun = [(run, rate) for run in source.runs if (rate := _rate(run)) is not None]
         if source.benchmark is None or not begun or any(run.tuning for run in source.runs):
@@ -60,8 +60,8 @@ def rate_notes(sources: Sequence[Source]) -> list[str]:
         swept = typed and len({rate for _, rate in begun}) > 1
         if not swept:
             rates = by_rate((run.overrides, rate) for run, rate in begun)
-            found.append(rate_words(rates, published=not typed))
-    return found
+            notes.append(rate_words(rates, published=not typed))
+    return notes
 
 
 def _rate(run: Run) -> float | None:

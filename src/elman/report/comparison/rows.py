@@ -106,14 +106,14 @@ class Row:
     @property
     def marks(self) -> list[str]:
         """What a reader must know about how its runs were computed."""
-        found = []
+        marks = []
         for mark, holds in MARKS.items():
             count = sum(map(holds, self.runs))
             if count:
-                found.append(mark if count == len(self.runs) else f"{count} {mark}")
+                marks.append(mark if count == len(self.runs) else f"{count} {mark}")
         if self.repeated:
-            found.append(f"{len(self.repeated)} repeated")
-        return [*found, *self.unequal_mark]
+            marks.append(f"{len(self.repeated)} repeated")
+        return [*marks, *self.unequal_mark]
 
     @property
     def unequal_mark(self) -> tuple[str, ...]:
@@ -516,8 +516,8 @@ class Beside:
     @property
     def records(self) -> list[PublishedResult]:
         """Every record, once."""
-        found = [record for records in self.by_row for record in records]
-        return list({id(record): record for record in [*found, *self.not_run]}.values())
+        records = [record for records in self.by_row for record in records]
+        return list({id(record): record for record in [*records, *self.not_run]}.values())
 
 
 def beside(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> Beside:

@@ -173,15 +173,15 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
     )
 
 
-def _tuning(told: Any) -> Tuning | None:
-    if not isinstance(told, Mapping):
+def _tuning(record: Any) -> Tuning | None:
+    if not isinstance(record, Mapping):
         return None
-    values = told.get("values")
+    values = record.get("values")
     return Tuning(
-        arm=str(told.get("arm") or ""),
-        phase=str(told.get("phase") or TRIAL),
+        arm=str(record.get("arm") or ""),
+        phase=str(record.get("phase") or TRIAL),
         values=dict(values) if isinstance(values, Mapping) else {},
-        common=bool(told.get("common")),
+        common=bool(record.get("common")),
     )
 
 
@@ -196,11 +196,11 @@ def _end(folder: Path, result: RunResult | None, job: Mapping[str, Any]) -> tupl
     """Return how a run ended and why: by its own files and lock, or else by its sweep's record."""
     seen = str(job.get("status") or "")
     if result is None or result.status != RunStatus.OK:
-        given = seen == RUNNING
-        process = runs_in(folder, run_files.RESULT) if given or _begun(folder) else None
+        running = seen == RUNNING
+        process = runs_in(folder, run_files.RESULT) if running or _begun(folder) else None
         if process is not None:
             return RUNNING, f"process {process} runs in it"
-        if given and result is None and job.get("watched"):
+        if running and result is None and job.get("watched"):
             return RUNNING, "it has a place"
     if result is not None:
         return _with_result(result, seen, job)

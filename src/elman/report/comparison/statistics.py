@@ -228,15 +228,15 @@ def pooled(rows: Sequence[Mapping[int, float]]) -> dict[tuple[int, int], Differe
     Source: Tukey, "The problem of multiple comparisons" (1953), for blocks.
     """
     noise, df = _common_noise(rows)
-    found: dict[tuple[int, int], Difference] = {}
+    differences: dict[tuple[int, int], Difference] = {}
     for first, second in permutations(range(len(rows)), 2):
         shared = rows[first].keys() & rows[second].keys()
         if len(shared) < 2 or not df:
             continue
         value = statistics.fmean(rows[first][seed] - rows[second][seed] for seed in shared)
         n, error = (len(shared), len(shared)), noise * math.sqrt(2 / len(shared))
-        found[first, second] = Difference(value, "pooled", n, error, df, noise)
-    return found
+        differences[first, second] = Difference(value, "pooled", n, error, df, noise)
+    return differences
 
 
 def _common_noise(rows: Sequence[Mapping[int, float]]) -> tuple[float, int]:
@@ -279,9 +279,9 @@ def holm(probabilities: Sequence[float]) -> list[tuple[float, float]]:
     probability of even one false claim among all comparisons below 5 %.
     """
     order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    found, highest = [(1.0, 1 - LEVEL)] * len(order), 0.0
+    adjusted, highest = [(1.0, 1 - LEVEL)] * len(order), 0.0
     for rank, place in enumerate(order):
         left = len(order) - rank
         highest = max(highest, min(1.0, probabilities[place] * left))
-        found[place] = highest, (1 - LEVEL) / left
-    return found
+        adjusted[place] = highest, (1 - LEVEL) / left
+    return adjusted

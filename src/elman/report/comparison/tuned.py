@@ -150,17 +150,17 @@ def why_unjudged(source: Source, label: str) -> tuple[str, str]:
 def _facts(arm: TunedArm, tuned: Tuned, at_edges: Mapping[str, Side]) -> ArmFacts:
     trials = tuned.of(arm.label)
     windows = {
-        key: found
+        key: own
         for key in tuned.bounds
-        if (found := window(trials, key, tuned.config.window, tuned.goal)) is not None
+        if (own := window(trials, key, tuned.config.window, tuned.goal)) is not None
     }
     return ArmFacts(arm, tuple(trials), best(trials, tuned.goal), windows, at_edges)
 
 
 def _ranks(tuned: Tuned) -> Ranks:
-    found = rank_correlation(tuned)
+    correlation = rank_correlation(tuned)
     by_arm: dict[str, list[Pair]] = {}
-    for pair in found.pairs:
+    for pair in correlation.pairs:
         by_arm.setdefault(pair.arm, []).append(pair)
     signs = [
         ((one.trial.score or 0.0) - (other.trial.score or 0.0)) * (one.confirmed - other.confirmed)
@@ -168,7 +168,7 @@ def _ranks(tuned: Tuned) -> Ranks:
         for one, other in combinations(pairs, 2)
     ]
     same, reverse = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs)
-    return Ranks(same, reverse, len(found.pairs), found.rho)
+    return Ranks(same, reverse, len(correlation.pairs), correlation.rho)
 
 
 def confirmed_runs(source: Source, arm: str, phase: str) -> list[Run]:
@@ -183,7 +183,7 @@ def confirmed_runs(source: Source, arm: str, phase: str) -> list[Run]:
 
 
 def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -> list[Arm]:
-    found = []
+    arms = []
     for one in facts:
         runs = confirmed_runs(source, one.arm.label, phase)
         scores: dict[int, float] = {}
@@ -195,8 +195,8 @@ def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -
         if not why and len(scores) == 1:
             first = max(scores) + 1
             why, command = ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
-        found.append(Arm(one.arm.label, scores, why, command))
-    return found
+        arms.append(Arm(one.arm.label, scores, why, command))
+    return arms
 
 
 def _why_not(
@@ -247,27 +247,27 @@ def _beyond(source: Source, facts: ArmFacts, tuned: Tuned) -> str:
         typed = shlex.split(source.command)
     except ValueError:
         return ""
-    kept = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
-    return shlex.join([*kept, *texts]) if kept else ""
+    command = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+    return shlex.join([*command, *texts]) if command else ""
 
 
 def _comparable(arms: Sequence[Arm], source: Source, phase: str) -> list[Arm]:
     """Take the verdict from arms whose runs have other conditions than most arms' runs."""
-    told = {
+    known = {
         arm.label: conditions(confirmed_runs(source, arm.label, phase)[0])
         for arm in arms
         if arm.scores and not arm.why_not
     }
-    sets = [tuple(one.values()) for one in told.values()]
+    sets = [tuple(one.values()) for one in known.values()]
     if len(set(sets)) < 2:
         return list(arms)
     most = max(sets, key=sets.count)
-    found = []
+    comparable = []
     for arm in arms:
-        own = told.get(arm.label, {})
+        own = known.get(arm.label, {})
         differing = [
             key for (key, value), usual in zip(own.items(), most, strict=False) if value != usual
         ]
         why = f"its runs have other conditions ({', '.join(differing)})" if differing else ""
-        found.append(replace(arm, why_not=why) if why else arm)
-    return found
+        comparable.append(replace(arm, why_not=why) if why else arm)
+    return comparable

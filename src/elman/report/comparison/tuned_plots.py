@@ -105,13 +105,13 @@ class _KeyAxis:
 class _Sweep:
     """A tuned sweep with the styles of its arms, and the beginning of its pictures' names."""
 
-    found: TunedSweep
+    results: TunedSweep
     styles: Mapping[str, ArmStyle]
     prefix: str
 
     @property
     def tuned(self) -> Tuned:
-        return self.found.tuned
+        return self.results.tuned
 
     @property
     def upwards(self) -> bool:
@@ -122,7 +122,7 @@ class _Sweep:
         """What its scores are, with the unit."""
         if self.tuned.score == "accuracy":
             return "share of right answers"
-        answers = any(task_of(run) for run in self.found.source.runs)
+        answers = any(task_of(run) for run in self.results.source.runs)
         return f"held-out bits per {'answer' if answers else 'byte'}"
 
     @property
@@ -141,11 +141,11 @@ class _Sweep:
 
 def settings(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of a point by key; a shape is several settings."""
-    found = {key: value for key, value in values.items() if key != SHAPE}
+    by_key = {key: value for key, value in values.items() if key != SHAPE}
     for text in overrides_of(str(values.get(SHAPE, ""))):
         key, _, number = text.partition("=")
-        found[key] = float(number) if "." in number else int(number)
-    return found
+        by_key[key] = float(number) if "." in number else int(number)
+    return by_key
 
 
 def tuned_pictures(sweeps: Sequence[TunedSweep], rows: Sequence[Row]) -> list[TunedPictures]:
@@ -174,11 +174,11 @@ def _styles(sweep: TunedSweep, rows: Sequence[Row]) -> dict[str, ArmStyle]:
     }
     used = {row.style for row in rows}
     free = (style for style in count() if style not in used)
-    found = {}
+    styles = {}
     for place, arm in enumerate(facts.arm.label for facts in sweep.arms):
         row, style = of_arms[arm] if arm in of_arms else (len(rows) + place, next(free))
-        found[arm] = ArmStyle(arm, row, style)
-    return found
+        styles[arm] = ArmStyle(arm, row, style)
+    return styles
 
 
 def _pictures(sweep: _Sweep) -> TunedPictures:
@@ -189,7 +189,7 @@ def _pictures(sweep: _Sweep) -> TunedPictures:
         plots = [_over(sweep, key, numbers=key == shown[0]) for key in shown]
         if len(keys) > 1:
             axes = {key: _key_axis(sweep, key) for key in keys}
-            every = [_parallel(sweep, facts, axes) for facts in sweep.found.arms]
+            every = [_parallel(sweep, facts, axes) for facts in sweep.results.arms]
             parallel = [plot for plot in every if plot is not None]
     if len(Space.of(sweep.tuned.config, sweep.tuned.arms[0]).keys) > 1:
         bars, text = _importance(sweep)
@@ -208,9 +208,9 @@ def _has_picture(sweep: _Sweep, key: str) -> bool:
 def _values(sweep: _Sweep, key: str) -> list[Value]:
     """Return the different values of a key that were tried, confirmed, or published."""
     every = [settings(one.values) for one in sweep.tuned.trials]
-    every += [settings(facts.arm.published) for facts in sweep.found.arms]
-    found = {_text(one[key]): one[key] for one in every if one.get(key) is not None}
-    return list(found.values())
+    every += [settings(facts.arm.published) for facts in sweep.results.arms]
+    by_text = {_text(one[key]): one[key] for one in every if one.get(key) is not None}
+    return list(by_text.values())
 
 
 def _over(sweep: _Sweep, key: str, *, numbers: bool) -> Plot:
@@ -218,7 +218,7 @@ def _over(sweep: _Sweep, key: str, *, numbers: bool) -> Plot:
     x = _key_axis(sweep, key)
     y, cut = _score_axis(sweep)
     joined = len(sweep.keys) == 1 and not x.names
-    arms = [_arm(sweep, facts, key, x) for facts in sweep.found.arms]
+    arms = [_arm(sweep, facts, key, x) for facts in sweep.results.arms]
     grown = _grown(sweep.tuned, key, x)
     word = _WORDS.get(key, key)
     name = f"{sweep.prefix}-{key.replace('.', '-')}"
@@ -326,13 +326,13 @@ def _scores(runs: Sequence[Trial]) -> list[float]:
 
 
 def _reach(sweep: _Sweep, facts: ArmFacts, key: str, x: _KeyAxis) -> Reach | None:
-    found = facts.windows.get(key)
-    if found is None or x.names:
+    window = facts.windows.get(key)
+    if window is None or x.names:
         return None
-    points = f"{len(found.points)} point{'s' if len(found.points) > 1 else ''}"
-    tip = f"{facts.arm.label}: window {found.low:.4g} to {found.high:.4g}, {points}"
-    low, high = x.place(found.low), x.place(found.high)
-    return Reach(low, high, found.open_low, found.open_high, tip)
+    points = f"{len(window.points)} point{'s' if len(window.points) > 1 else ''}"
+    tip = f"{facts.arm.label}: window {window.low:.4g} to {window.high:.4g}, {points}"
+    low, high = x.place(window.low), x.place(window.high)
+    return Reach(low, high, window.open_low, window.open_high, tip)
 
 
 def _grown(tuned: Tuned, key: str, x: _KeyAxis) -> list[tuple[float, float]]:
@@ -391,7 +391,7 @@ def _score_axis(sweep: _Sweep) -> tuple[Axis, str]:
 def _numbers(sweep: _Sweep) -> Table | None:
     """Return the trials and whole runs as a table; None if there are too many."""
     lines: list[tuple[str, ...]] = []
-    for facts in sweep.found.arms:
+    for facts in sweep.results.arms:
         ended = [one for one in facts.trials if one.ended]
         for one in ended:
             number = NONE if one.number is None else str(one.number)
@@ -428,7 +428,7 @@ def _parallel(sweep: _Sweep, facts: ArmFacts, of_all: Mapping[str, _KeyAxis]) ->
     ]
     if not strands:
         return None
-    number = 1 + [one.arm.label for one in sweep.found.arms].index(facts.arm.label)
+    number = 1 + [one.arm.label for one in sweep.results.arms].index(facts.arm.label)
     name = f"{sweep.prefix}-parallel-{number}"
     every = [*(one.axis for one in axes.values()), _score_axis(sweep)[0]]
     title = f"Trials of {facts.arm.label}"
@@ -456,15 +456,15 @@ def _kind(sweep: _Sweep, facts: ArmFacts, one: Trial) -> str:
 def _importance(sweep: _Sweep) -> tuple[list[Plot], str]:
     """Return how much each key decides, as bars for each arm, and the arms that have none."""
     tuned = sweep.tuned
-    found: dict[str, Importance] = {
+    importances: dict[str, Importance] = {
         facts.arm.label: importance(
             facts.trials, Space.of(tuned.config, facts.arm), tuned.bounds, tuned.goal
         )
-        for facts in sweep.found.arms
+        for facts in sweep.results.arms
     }
     few = [
         f"{arm} ({one.trials} trials with a score)"
-        for arm, one in found.items()
+        for arm, one in importances.items()
         if one.trials < LEAST_TRIALS
     ]
     note = ""
@@ -473,23 +473,24 @@ def _importance(sweep: _Sweep) -> tuple[list[Plot], str]:
             f"No importance of keys is given for {', '.join(few)}: fewer than {LEAST_TRIALS} "
             "scores tell too little."
         )
-    keys = list(dict.fromkeys(key for one in found.values() for key in one.shares))
+    keys = list(dict.fromkeys(key for one in importances.values() for key in one.shares))
     if not keys:
         return [], note
     groups = []
     for key in keys:
         of_key = []
-        for arm, one in found.items():
+        for arm, one in importances.items():
             if key in one.shares:
                 style = sweep.styles[arm]
                 of_key.append(Bar(style.row, arm, style.style, one.shares[key]))
         groups.append((key, of_key))
     x = Axis("share of the importance", 0.0, 1.12, own_ticks=_PERCENT)
     picture = Bars(f"{sweep.prefix}-importance", f"Importance of each key ({METHOD})", groups, x)
-    of = ", ".join(f"{arm} {one.trials}" for arm, one in found.items() if one.shares)
+    of = ", ".join(f"{arm} {one.trials}" for arm, one in importances.items() if one.shares)
     caption = f"{ABOUT_IMPORTANCE} Trials with a score: {of}."
     lines = [
-        (arm, *(_share(one, key) for key in keys), str(one.trials)) for arm, one in found.items()
+        (arm, *(_share(one, key) for key in keys), str(one.trials))
+        for arm, one in importances.items()
     ]
     return [Plot(picture, caption, table(("arm", *keys, "trials"), lines))], note
 

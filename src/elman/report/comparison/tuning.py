@@ -113,13 +113,13 @@ def _number(value: object) -> str:
 
 def _windows(facts: ArmFacts) -> str:
     """Return each key's window with the number of points in it."""
-    found = []
+    parts = []
     for key, one in facts.windows.items():
         ends = [_number(one.low), _number(one.high)]
         text = " to ".join(dict.fromkeys(ends))
         points = f"{len(one.points)} point{'' if len(one.points) == 1 else 's'}"
-        found.append(f"{key} {text} ({points}{_OPEN[one.open_low, one.open_high]})")
-    return ", ".join(found)
+        parts.append(f"{key} {text} ({points}{_OPEN[one.open_low, one.open_high]})")
+    return ", ".join(parts)
 
 
 def _mean(arm: Arm) -> str:
@@ -197,15 +197,15 @@ def _difference(sweep: TunedSweep) -> str:
     if before == after:
         return _same_leader(sweep, after)
     one, other = common.of(after), best.of(before)
-    told = [each is not None and each.outcome == "worse" for each in (one, other)]
+    clear = [each is not None and each.outcome == "worse" for each in (one, other)]
     begun = f"The leader changes from {before} to {after}"
-    if all(told):
+    if all(clear):
         return (
             f"The two orders differ beyond noise: {before} is ahead of {after} at the published "
             "setting, and behind it at each one's best."
         )
-    if any(told):
-        where = "the published setting" if told[0] else "each one's best setting"
+    if any(clear):
+        where = "the published setting" if clear[0] else "each one's best setting"
         return f"{begun}; only at {where} are these two told apart."
     return f"{begun}, but neither order tells these two apart."
 
@@ -260,13 +260,13 @@ def rank_line(sweep: TunedSweep) -> str:
 
 def commands(sweep: TunedSweep) -> list[Command]:
     """Return what to type for arms that are undecided or without a verdict, each command once."""
-    found: dict[str, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for one in (*sweep.best.left_out, *sweep.common.left_out):
         if one.arm.command:
-            found.setdefault(one.arm.command, []).append(one.arm.label)
+            by_command.setdefault(one.arm.command, []).append(one.arm.label)
     commands = [
         Command(f"for a verdict on {', '.join(dict.fromkeys(labels))}", command)
-        for command, labels in found.items()
+        for command, labels in by_command.items()
     ]
     undecided, command = to_decide(sweep)
     if command:

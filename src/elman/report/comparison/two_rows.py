@@ -57,15 +57,15 @@ class Answer:
     @property
     def outcome(self) -> Outcome:
         """What is said of row ``a``."""
-        if not self.line.decided or self.line.found is None:
+        if not self.line.decided or self.line.difference is None:
             return "undecided"
-        return "better" if self.line.found.value < 0 else "worse"
+        return "better" if self.line.difference.value < 0 else "worse"
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval that excludes zero if the answer is decided; None for one seed."""
-        found = self.line.found
-        return found.interval_at(self.line.alpha) if found is not None else None
+        difference = self.line.difference
+        return difference.interval_at(self.line.alpha) if difference is not None else None
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -74,41 +74,41 @@ class Answer:
 
     def sentences(self) -> list[str]:
         """Return the answer in a line, and a line for each command."""
-        found, number = self.line.found, self.line.number
-        assert found is not None
-        shown = f"{number.name} {found.value:{number.form}}"
+        difference, number = self.line.difference, self.line.number
+        assert difference is not None
+        shown = f"{number.name} {difference.value:{number.form}}"
         if self.interval is not None:
             low, high = self.interval
             shown += f" ({low:{number.form}} to {high:{number.form}})"
-        told = [f"{shown} at equal {self.group.axis}", self._seeds]
-        if found.interval is not None:
-            told.append(f"p {self.line.p:.2g}")
+        parts = [f"{shown} at equal {self.group.axis}", self._seeds]
+        if difference.interval is not None:
+            parts.append(f"p {self.line.p:.2g}")
         if self.family:
-            told.append(f"corrected for {self.tries} tries ({CORRECTION})")
+            parts.append(f"corrected for {self.tries} tries ({CORRECTION})")
         begun = {
             "better": f"better: {self.a.label} is better than {self.b.label}",
             "worse": f"worse: {self.a.label} is worse than {self.b.label}",
             "undecided": f"undecided: {self.a.label} against {self.b.label}",
         }[self.outcome]
         end = f"; {self._needed}" if self.outcome == "undecided" else ""
-        lines = [f"{begun}: {', '.join(told)}{end}"]
+        lines = [f"{begun}: {', '.join(parts)}{end}"]
         return [*lines, *(f"to decide it: {command}" for command in self.commands)]
 
     @property
     def _seeds(self) -> str:
-        found = self.line.found
-        assert found is not None
-        first, second = found.n
+        difference = self.line.difference
+        assert difference is not None
+        first, second = difference.n
         many = f"{first} seeds" if first == second else f"{first} and {second} seeds"
-        return f"{many}, {found.method}" if max(found.n) > 1 else "one seed"
+        return f"{many}, {difference.method}" if max(difference.n) > 1 else "one seed"
 
     @property
     def _needed(self) -> str:
-        found, more = self.line.found, self.line.more_seeds
-        assert found is not None
-        if found.interval is None:
+        difference, more = self.line.difference, self.line.more_seeds
+        assert difference is not None
+        if difference.interval is None:
             return "a row of one seed has unknown noise; two more seeds of each are a beginning"
-        if found.value == 0 and found.error == 0:
+        if difference.value == 0 and difference.error == 0:
             return "equal in every seed"
         if more is None:
             return f"more than {MOST_SEEDS} more seeds would be needed: take them as equal"
@@ -116,23 +116,23 @@ class Answer:
 
     def record(self) -> dict[str, Any]:
         """Return the answer as plain data."""
-        found = self.line.found
-        assert found is not None
+        difference = self.line.difference
+        assert difference is not None
         return {
             "verdict": self.outcome,
             "a": self.a.label,
             "b": self.b.label,
             "number": self.line.number.key,
             "at_equal": self.group.axis,
-            "difference": found.value,
+            "difference": difference.value,
             "interval": list(self.interval) if self.interval is not None else None,
             "level": 1 - self.line.alpha,
-            "p": found.p,
+            "p": difference.p,
             "p_corrected": self.line.p,
             "tries": self.tries,
             "correction": CORRECTION if self.family else None,
-            "method": found.method,
-            "seeds": list(found.n),
+            "method": difference.method,
+            "seeds": list(difference.n),
             "more_seeds": self.line.more_seeds,
             "commands": list(self.commands),
         }
@@ -160,7 +160,7 @@ def answer(config: VerdictConfig, places: Sequence[Place]) -> Answer:
     wins = who_wins([a, b], b.label)
     (group,) = wins.groups
     line = group.decisive(group.challengers[0])
-    if line.found is None:
+    if line.difference is None:
         raise UserError(
             f"verdict.a={config.a}: cannot be compared with {b.label}: {line.number.name} is "
             f"{line.why_not}"
@@ -243,7 +243,7 @@ class _Shelf:
         typed = f"verdict.{key}={name}"
         folder = Path(str(name)).expanduser().absolute()
         if isinstance(name, str) and folder.is_dir():
-            found, others = self._in_folder(folder, key)
+            matches, others = self._in_folder(folder, key)
         elif self.config.dir is None:
             raise UserError(
                 f"{typed}: no such folder; name a run or a sweep, or add verdict.dir=<sweep "
@@ -251,16 +251,16 @@ class _Shelf:
             )
         else:
             rows = _rows(s for one in _listed(self.config.dir) for s in self.load(one, "dir"))
-            found, others = rows_called(rows, name), rows
-        if len(found) != 1:
+            matches, others = rows_called(rows, name), rows
+        if len(matches) != 1:
             hint = did_you_mean(str(name), [row.model for row in others])
-            what = f"{len(found)} rows" if found else f"no such row{hint}"
-            raise UserError(f"{typed}: {what}; name one, as in {_labels(found or others)}")
-        if not found[0].counted:
+            what = f"{len(matches)} rows" if matches else f"no such row{hint}"
+            raise UserError(f"{typed}: {what}; name one, as in {_labels(matches or others)}")
+        if not matches[0].counted:
             raise UserError(
-                f"{typed}: no run of this row ended with ok ({found[0].status}); name another row"
+                f"{typed}: no run of this row ended with ok ({matches[0].status}); name another row"
             )
-        return found[0]
+        return matches[0]
 
     def _in_folder(self, folder: Path, key: str) -> tuple[list[Row], list[Row]]:
         """Return the rows that a folder stands for, and those of its sweep."""

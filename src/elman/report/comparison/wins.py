@@ -44,7 +44,8 @@ class Comparison:
         number: Which number.
         axis: At equal what; None for speed and memory, which belong to a run as a whole.
         effort: How much of it, in steps, minutes, bytes or FLOPs.
-        found: The difference, of logarithms if it is a ratio; None if the data do not permit it.
+        difference: Of the two rows, of logarithms if it is a ratio; None if the data do not permit
+            it.
         why_not: Why there is none.
         earlier: Whether a run goes on after this effort.
         p: Probability by Holm, over the rows of the table; None for one seed.
@@ -55,7 +56,7 @@ class Comparison:
     number: Compared
     axis: Axis | None = None
     effort: float | None = None
-    found: Difference | None = None
+    difference: Difference | None = None
     why_not: str = ""
     earlier: bool = False
     p: float | None = None
@@ -70,19 +71,19 @@ class Comparison:
     @property
     def more_seeds(self) -> int | None:
         """How many more seeds would decide it; None if it is decided, or unknown."""
-        if self.found is None or self.decided or self.found.interval is None:
+        if self.difference is None or self.decided or self.difference.interval is None:
             return None
-        return self.found.seeds_to_decide(self.alpha)
+        return self.difference.seeds_to_decide(self.alpha)
 
     @property
     def value(self) -> float | None:
         """The difference, or the ratio."""
-        return None if self.found is None else self._outside(self.found.value)
+        return None if self.difference is None else self._outside(self.difference.value)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Its 95 % interval, not adjusted for the number of comparisons."""
-        ends = self.found.interval if self.found is not None else None
+        ends = self.difference.interval if self.difference is not None else None
         return None if ends is None else (self._outside(ends[0]), self._outside(ends[1]))
 
     def _outside(self, value: float) -> float:
@@ -273,11 +274,11 @@ def _decided(members: Sequence[Row], chosen: Row | None) -> Group:
     """
     by = deciding(members)
     group = _group(members, chosen, by)
-    lacking = [one for one in group.challengers if group.decisive(one).found is None]
+    lacking = [one for one in group.challengers if group.decisive(one).difference is None]
     if lacking and by.number is by_rule(members).number:
         why = f"is {group.decisive(lacking[0]).why_not}"
         other = _group(members, chosen, instead(by, why))
-        if all(other.decisive(one).found is not None for one in other.challengers):
+        if all(other.decisive(one).difference is not None for one in other.challengers):
             return other
     return group
 
@@ -339,9 +340,9 @@ def _at_equal(
         why = f"not recorded near {axis} {_shown(effort)} in every run"
         return Comparison(number, axis, effort, why_not=why)
     earlier = not equal and any(goes_on(run, axis, effort) for run in runs)
-    found = difference(complete[0], complete[1])
+    diff = difference(complete[0], complete[1])
     marks = _marks(row, reference) if KIND_OF[axis].takes_time else ()
-    return Comparison(number, axis, effort, found, earlier=earlier, marks=marks)
+    return Comparison(number, axis, effort, diff, earlier=earlier, marks=marks)
 
 
 def _complete(values: Mapping[int | None, float | None]) -> Values | None:
@@ -361,7 +362,7 @@ def _of_whole_runs(
     if not first or not second:
         return Comparison(number, why_not="not recorded in every run")
     marks = _marks(row, reference) if number is SPEED else ()
-    return Comparison(number, found=difference(first, second), marks=marks)
+    return Comparison(number, difference=difference(first, second), marks=marks)
 
 
 def _marks(row: Row, reference: Row) -> tuple[str, ...]:
@@ -382,7 +383,7 @@ def _adjusted(challengers: Sequence[Challenger]) -> list[Challenger]:
     """Adjust the probabilities of each number at each axis over all rows, by Holm."""
     columns = []
     for column in zip(*(one.lines for one in challengers), strict=True):
-        raw = [line.found.p if line.found is not None else None for line in column]
+        raw = [line.difference.p if line.difference is not None else None for line in column]
         places = [place for place, p in enumerate(raw) if p is not None]
         lines = list(column)
         for place, (p, alpha) in zip(

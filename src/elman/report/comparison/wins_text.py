@@ -110,7 +110,7 @@ def heading(group: Group) -> str:
 
 def verdict(line: Comparison) -> str:
     """Return what follows from one line."""
-    diff = line.found
+    diff = line.difference
     if diff is None:
         return line.why_not
     note = ""
@@ -126,7 +126,7 @@ def verdict(line: Comparison) -> str:
 
 
 def _undecided(line: Comparison) -> str:
-    diff = line.found
+    diff = line.difference
     assert diff is not None
     counts = str(diff.n[0]) if diff.n[0] == diff.n[1] else f"{diff.n[0]} and {diff.n[1]}"
     alone = diff.p is not None and diff.p < 1 - LEVEL
@@ -169,7 +169,7 @@ def _at(line: Comparison) -> str:
 
 def cells(group: Group, challenger: Challenger, line: Comparison) -> list[str]:
     """Return one line as text, under ``HEADS``."""
-    diff = line.found
+    diff = line.difference
     noisy = diff is not None and diff.noise
     n = diff.n if diff is not None else None
     return [
@@ -194,7 +194,7 @@ def difference_lines(wins: Wins) -> Iterator[dict[str, Any]]:
 
 
 def _csv_line(group: Group, row: Row, line: Comparison) -> dict[str, Any]:
-    diff, kind = line.found, "ratio" if line.number.is_ratio else "difference"
+    diff, kind = line.difference, "ratio" if line.number.is_ratio else "difference"
     columns: dict[str, Any] = {
         "kind": "difference",
         "set": row.set,
@@ -301,7 +301,7 @@ def sentence(group: Group, one: Challenger) -> str:
     """Return a line about one row: what decides with its verdict, and whether the other agrees."""
     line, beside = group.decisive(one), group.beside(one)
     at = f"at equal {group.axis}"
-    if line.found is None:
+    if line.difference is None:
         return f"{one.row.label}: {line.number.name} {at}: {verdict(line)}"
     if group.judged_apart:
         return _without_outcome(one, line, beside, at)
@@ -318,23 +318,23 @@ def sentence(group: Group, one: Challenger) -> str:
 def _without_outcome(one: Challenger, line: Comparison, beside: Comparison, at: str) -> str:
     """Return a line of numbers alone: the verdict stands with the tuned sweep."""
     parts = [f"{one.row.label}: {line.number.name} {_both(line)} {at}"]
-    parts += [f"{beside.number.name} {_both(beside)}"] if beside.found is not None else []
+    parts += [f"{beside.number.name} {_both(beside)}"] if beside.difference is not None else []
     return ", ".join([*parts, *_speed_and_memory(one)])
 
 
 def _speed_and_memory(one: Challenger) -> Iterator[str]:
     for other in (one.line(SPEED), one.line(MEMORY)):
-        if other.found is not None:
+        if other.difference is not None:
             marks = f" ({', '.join(other.marks)})" if other.marks else ""
             yield f"{other.number.name} {_both(other)}{marks}"
 
 
 def _agreement(line: Comparison, beside: Comparison) -> str:
     """Say whether a second number tells two rows apart as the one that decides does."""
-    if line.found is None or beside.found is None:
+    if line.difference is None or beside.difference is None:
         return beside.why_not
     if line.p is None or beside.p is None:
-        same = line.found.value * beside.found.value >= 0
+        same = line.difference.value * beside.difference.value >= 0
         return f"{_both(beside)}{'' if same else ', which points the other way'}"
     if _outcome(line) == _outcome(beside):
         return f"agrees, {_both(beside)}"
@@ -346,9 +346,9 @@ def _agreement(line: Comparison, beside: Comparison) -> str:
 
 def _outcome(line: Comparison) -> str:
     """Return what a number with several seeds says of two rows, in two words."""
-    assert line.found is not None
+    assert line.difference is not None
     if line.decided:
-        return line.number.better[line.found.value > 0]
+        return line.number.better[line.difference.value > 0]
     return "not distinguishable"
 
 

@@ -35,7 +35,7 @@ def values_of(option: Option, mark: Mark = str) -> str:
 def read_when(option: Option, mark: Mark = str) -> str:
     """Return the values of other options that make a cell read an option."""
     needs = []
-    for name, wanted in option.needs.items():
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
+    for name, needed in option.needs.items():
+        values = needed if isinstance(needed, tuple) else (needed,)
         needs.append(" or ".join(mark(f"{name}={as_typed(value)}") for value in values))
     return " and ".join(needs) or "always"

@@ -36,22 +36,22 @@ class Audited:
 
     Args:
         check: What was looked at.
-        found: What was found.
+        finding: What was found.
     """
 
     check: Check
-    found: Finding
+    finding: Finding
 
     @property
     def line(self) -> str:
         """Return it as a line of text."""
-        return f"{self.found.state}: {self.check.words}: {self.found.detail}"
+        return f"{self.finding.state}: {self.check.words}: {self.finding.detail}"
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """Return it as cells under :data:`HEADS`."""
-        state = self.found.state
-        return self.check.words, f"{_SIGNS[state]} {state}", self.found.detail
+        state = self.finding.state
+        return self.check.words, f"{_SIGNS[state]} {state}", self.finding.detail
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Audit:
 
     def of(self, *states: State) -> list[Audited]:
         """Return the rows in some states."""
-        return [row for state in states for row in self.rows if row.found.state == state]
+        return [row for state in states for row in self.rows if row.finding.state == state]
 
     @property
     def unequal(self) -> list[Audited]:
@@ -75,7 +75,7 @@ class Audit:
 
     def state(self, key: str) -> State | None:
         """Return the state of a row; None if its question does not arise."""
-        return next((row.found.state for row in self.rows if row.check.key == key), None)
+        return next((row.finding.state for row in self.rows if row.check.key == key), None)
 
     def allowing(self, keys: Collection[str]) -> Audit:
         """Return the audit in which some rows are declared, if they are not equal or not known."""
@@ -90,7 +90,7 @@ class Audit:
         heads = [Head(HEADS[0], css="t"), Head(HEADS[1], css="said"), Head(HEADS[2])]
         return Table(
             heads,
-            [Line(row.cells, css=_CSS.get(row.found.state, "")) for row in self.of(*states)],
+            [Line(row.cells, css=_CSS.get(row.finding.state, "")) for row in self.of(*states)],
             "audit",
         )
 
@@ -114,8 +114,8 @@ class Audit:
             {
                 "key": row.check.key,
                 "what": row.check.words,
-                "state": str(row.found.state),
-                "detail": row.found.detail,
+                "state": str(row.finding.state),
+                "detail": row.finding.detail,
                 "known_by": row.check.known,
             }
             for row in self.rows
@@ -129,18 +129,18 @@ class Audit:
 
 
 def _allowed(row: Audited) -> Audited:
-    if row.found.state not in (State.UNEQUAL, State.UNKNOWN):
+    if row.finding.state not in (State.UNEQUAL, State.UNKNOWN):
         return row
-    detail = f"{row.found.detail}; {_ALLOWED}"
-    return replace(row, found=Finding(State.DECLARED, detail))
+    detail = f"{row.finding.detail}; {_ALLOWED}"
+    return replace(row, finding=Finding(State.DECLARED, detail))
 
 
 def audit_of(subject: Subject) -> Audit:
     """Return the audit of what is compared; without rows if nothing is."""
     if not subject.groups:
         return Audit()
-    found = ((check, check.look(subject)) for check in CHECKS)
-    return Audit(tuple(Audited(check, one) for check, one in found if one is not None))
+    findings = ((check, check.look(subject)) for check in CHECKS)
+    return Audit(tuple(Audited(check, one) for check, one in findings if one is not None))
 
 
 def check_allowed(keys: Sequence[str]) -> None:

@@ -35,13 +35,13 @@ _NOT_TUNED = frozenset(
 
 def _tried(group: Group) -> dict[str, dict[str, set[str]]]:
     """Return by model the settings that differ among its rows, with their values."""
-    found: dict[str, dict[str, set[str]]] = {}
+    varied: dict[str, dict[str, set[str]]] = {}
     for model, rows in group.by_model.items():
-        told = [settings(row.counted[0]) for row in rows]
-        keys = {key for one in told for key in one if key.split(".")[0] in _CARE} - _NOT_TUNED
-        values = {key: {one.get(key, "-") for one in told} for key in keys}
-        found[model] = {key: several for key, several in values.items() if len(several) > 1}
-    return found
+        every = [settings(row.counted[0]) for row in rows]
+        keys = {key for one in every for key in one if key.split(".")[0] in _CARE} - _NOT_TUNED
+        values = {key: {one.get(key, "-") for one in every} for key in keys}
+        varied[model] = {key: several for key, several in values.items() if len(several) > 1}
+    return varied
 
 
 def _models(subject: Subject) -> list[str]:
@@ -97,18 +97,18 @@ def _rate(row: Row) -> float | None:
 def space(subject: Subject) -> Finding | None:
     """Compare which settings were searched for each model, and over which values."""
     if subject.trials:
-        found = {arm: _space_of(runs) for arm, runs in subject.trials.items()}
+        keys_of = {arm: _space_of(runs) for arm, runs in subject.trials.items()}
         ranges = {_ranges(one) for one in subject.tuned}
         if len(ranges) > 1:
             return unequal(f"two tuned sweeps with other spaces: {'; '.join(sorted(ranges))}")
-        return _same(found, "keys searched")
-    found = {}
+        return _same(keys_of, "keys searched")
+    keys_of = {}
     for group in subject.groups:
         for model, keys in _tried(group).items():
-            found.setdefault(model, ", ".join(sorted(keys)) or "nothing")
-    if len(found) < 2 or {*found.values()} == {"nothing"}:
+            keys_of.setdefault(model, ", ".join(sorted(keys)) or "nothing")
+    if len(keys_of) < 2 or {*keys_of.values()} == {"nothing"}:
         return None
-    return _same(found, "keys tried")
+    return _same(keys_of, "keys tried")
 
 
 def _space_of(runs: Sequence[Run]) -> str:
@@ -118,14 +118,14 @@ def _space_of(runs: Sequence[Run]) -> str:
 
 def _ranges(tuned: Tuned) -> str:
     """Return the space of a tuned sweep in words, without what it grew by."""
-    found = []
+    parts = []
     for key, leaf in tuned.config.leaves.items():
         if leaf.bounds is None:
-            found.append(f"{key} of {', '.join(map(str, leaf.values or ()))}")
+            parts.append(f"{key} of {', '.join(map(str, leaf.values or ()))}")
         else:
-            found.append(f"{key} {leaf.bounds[0]:g} to {leaf.bounds[1]:g}")
+            parts.append(f"{key} {leaf.bounds[0]:g} to {leaf.bounds[1]:g}")
     shapes = ["shapes"] if tuned.config.shape is not None else []
-    return ", ".join([*found, *shapes])
+    return ", ".join([*parts, *shapes])
 
 
 def trials(subject: Subject) -> Finding | None:
@@ -142,10 +142,10 @@ def trials(subject: Subject) -> Finding | None:
     return _same({model: f"{count} settings" for model, count in counts.items()}, "")
 
 
-def _same(found: Mapping[str, str], what: str) -> Finding | None:
+def _same(texts: Mapping[str, str], what: str) -> Finding | None:
     """Compare a text of each arm or model."""
     places: dict[str, list[str]] = {}
-    for name, text in found.items():
+    for name, text in texts.items():
         places.setdefault(text, []).append(name)
     head = f"{what}: " if what else ""
     if len(places) > 1:
@@ -157,21 +157,21 @@ def trial_budget(subject: Subject) -> Finding | None:
     """Compare the budgets of the trials."""
     if not subject.trials:
         return None
-    found, silent = {}, []
+    budgets, silent = {}, []
     for arm, runs in subject.trials.items():
         known = {_budget(run) for run in runs if run.config is not None}
         if not known:
             silent.append(arm)
         else:
-            found[arm] = " and ".join(sorted(known))
+            budgets[arm] = " and ".join(sorted(known))
     if silent:
         return unknown(f"no trial of {named(silent)} has a configuration")
-    return _same(found, "")
+    return _same(budgets, "")
 
 
 def _budget(run: Run) -> str:
-    given = limits((run.config or {}).get("train") or {})
-    return " or ".join(kind.text(given[kind.key]) for kind in KINDS if kind.key in given)
+    budgets = limits((run.config or {}).get("train") or {})
+    return " or ".join(kind.text(budgets[kind.key]) for kind in KINDS if kind.key in budgets)
 
 
 def edges(subject: Subject) -> Finding | None:
@@ -180,14 +180,14 @@ def edges(subject: Subject) -> Finding | None:
         return None
     if not subject.trials:
         return _edges_by_hand(subject)
-    found = [
+    at_edges = [
         f"{key} of {arm} at its {side} edge"
         for tuned in subject.tuned
         for arm, keys in edges_of_sweep(tuned).items()
         for key, side in keys.items()
     ]
-    if found:
-        return unequal(named(found))
+    if at_edges:
+        return unequal(named(at_edges))
     if not subject.tuned:
         return unknown("sweep.json does not say what was searched")
     grown = max(len(tuned.ranges) for tuned in subject.tuned) - 1
@@ -199,7 +199,7 @@ def _edges_by_hand(subject: Subject) -> Finding | None:
     """Look at rates that were swept by hand, run by run."""
     if len(_models(subject)) < 2:
         return None
-    found, inside = [], []
+    at_edges, inside = [], []
     for model, tried in _by_rate(subject).items():
         rates = sorted(float(one.values[RATE]) for one in tried)
         if rates[0] == rates[-1]:
@@ -208,15 +208,15 @@ def _edges_by_hand(subject: Subject) -> Finding | None:
         if side is None:
             inside.append(model)
         else:
-            found.append(f"{RATE} of {model} at its {side} edge")
-    if found:
-        return unequal(named(found))
+            at_edges.append(f"{RATE} of {model} at its {side} edge")
+    if at_edges:
+        return unequal(named(at_edges))
     return equal("every best rate has worse ones on both sides") if inside else None
 
 
 def _by_rate(subject: Subject) -> dict[str, list[Trial]]:
     """Return the runs of each model as trials of its rate, on text alone."""
-    found: dict[str, list[Trial]] = {}
+    by_model: dict[str, list[Trial]] = {}
     for row in subject.rows:
         for run in row.runs:
             rate = ((run.config or {}).get("optim") or {}).get("lr")
@@ -224,7 +224,7 @@ def _by_rate(subject: Subject) -> dict[str, list[Trial]]:
             if searched or not isinstance(rate, int | float):
                 continue
             bits = run.result.val_bpb if run.result and run.counts else None
-            known = found.setdefault(row.model, [])
+            known = by_model.setdefault(row.model, [])
             known.append(
                 Trial(
                     arm=row.model,
@@ -237,7 +237,7 @@ def _by_rate(subject: Subject) -> dict[str, list[Trial]]:
                     job=run.job or 0,
                 )
             )
-    return found
+    return by_model
 
 
 def fresh_seeds(subject: Subject) -> Finding | None:

@@ -82,11 +82,11 @@ def contention(subject: Subject) -> Finding | None:
     runs = subject.runs
     disturbed = [run.name for run in runs if run.result and run.result.contended]
     shared = [run.name for run in runs if run.result and (run.result.jobs_per_gpu or 1) > 1]
-    found = [f"other work disturbed {named(disturbed)}"] if disturbed else []
-    found += [f"several jobs on one GPU: {named(shared)}"] if shared else []
-    found += _two_sweeps(subject)
-    if found:
-        return unequal("; ".join(found))
+    reasons = [f"other work disturbed {named(disturbed)}"] if disturbed else []
+    reasons += [f"several jobs on one GPU: {named(shared)}"] if shared else []
+    reasons += _two_sweeps(subject)
+    if reasons:
+        return unequal("; ".join(reasons))
     silent = [run.name for run in runs if run.result is None or run.result.contended is None]
     if silent:
         return unknown(f"nobody watched {named(silent)}")
@@ -142,9 +142,9 @@ def score(subject: Subject) -> Finding | None:
         return unequal(f"the loss on trained bytes decides, not {VAL_BPB.name}: {subject.by.why}")
 
     def of(run: Run) -> str | None:
-        told = conditions(run)
+        facts = conditions(run)
         known = run.result is not None and run.result.val_bpb is not None
-        parts = [told["validation"], told["metric version"]]
+        parts = [facts["validation"], facts["metric version"]]
         return None if NOT_RECORDED in parts or not known else f"{VAL_BPB.name}: {parts[0]}"
 
     return same_text(subject, of, ("data.val_sample", "data.val_window"))
@@ -160,8 +160,10 @@ def provenance(subject: Subject) -> Finding | None:
             for what in _lacks(run):
                 lacking.setdefault(what, []).append(run.name)
     if lacking:
-        told = listed({f"no {what}": [*dict.fromkeys(names)] for what, names in lacking.items()})
-        return unequal(f"controls without provenance: {told}")
+        controls = listed(
+            {f"no {what}": [*dict.fromkeys(names)] for what, names in lacking.items()}
+        )
+        return unequal(f"controls without provenance: {controls}")
     suites = {record.of.suite: record.protocol.rate for record in subject.records}
     if not suites:
         return equal("every row was run here, with its configuration, machine and code")

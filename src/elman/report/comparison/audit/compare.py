@@ -45,23 +45,23 @@ def same_text(
     differs = False
     for group in subject.groups:
         for rows in group.slices(keys):
-            found = {of(run) for row in rows for run in row.counted}
-            differs |= len(found - {None}) > 1
+            texts = {of(run) for row in rows for run in row.counted}
+            differs |= len(texts - {None}) > 1
         for row in group.rows:
             for text in map(of, row.counted):
                 if text is None:
                     silent[row.label] = None
                 else:
                     places.setdefault(text, {})[row.label] = None
-    told = listed({text: [*rows] for text, rows in places.items()})
-    return _ended(subject, keys, differs, told, [*silent], next(iter(places), ""), len(places) > 1)
+    words = listed({text: [*rows] for text, rows in places.items()})
+    return _ended(subject, keys, differs, words, [*silent], next(iter(places), ""), len(places) > 1)
 
 
 def _ended(
     subject: Subject,
     keys: Sequence[str],
     differs: bool,
-    told: str,
+    words: str,
     silent: Sequence[str],
     one: str,
     several: bool,
@@ -69,13 +69,13 @@ def _ended(
     if not subject.groups:
         return None
     if differs:
-        return unequal(told)
+        return unequal(words)
     if silent:
-        return unknown(f"{NOT_RECORDED} in {named(silent)}" + (f"; {told}" if told else ""))
+        return unknown(f"{NOT_RECORDED} in {named(silent)}" + (f"; {words}" if words else ""))
     if several:
         swept = dict.fromkeys(key for group in subject.groups for key in group.swept(keys))
         why = f"swept: {', '.join(swept)}" if swept else "one value for each task"
-        return declared(f"{told}; {why}") if swept else equal(f"{told}; {why}")
+        return declared(f"{words}; {why}") if swept else equal(f"{words}; {why}")
     return equal(one)
 
 
@@ -149,8 +149,8 @@ def _apart(spread: float) -> str:
 
 def ends_of(rows: Sequence[Row], of: Callable[[Run], float | None]) -> Ends:
     """Return the ends of a number over some rows; rows that lack it are left out."""
-    found = {row.label: _mean(row, of) for row in rows}
-    return Ends({label: value for label, value in found.items() if value is not None})
+    means = {row.label: _mean(row, of) for row in rows}
+    return Ends({label: value for label, value in means.items() if value is not None})
 
 
 def _mean(row: Row, of: Callable[[Run], float | None]) -> float | None:

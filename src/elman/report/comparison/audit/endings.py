@@ -68,9 +68,9 @@ def _fall_of(run: Run) -> float | None:
 
 def _falls(row: Row) -> float | None:
     """Return the largest fall of a row's runs; None if one of them is not known."""
-    found = [_fall_of(run) for run in row.counted]
-    known = [one for one in found if one is not None]
-    return max(known) if known and len(known) == len(found) else None
+    falls = [_fall_of(run) for run in row.counted]
+    known = [one for one in falls if one is not None]
+    return max(known) if known and len(known) == len(falls) else None
 
 
 def still_falling(subject: Subject) -> Finding | None:
@@ -82,13 +82,13 @@ def still_falling(subject: Subject) -> Finding | None:
     falling, flat, silent = [], [], []
     mixed = False
     for group in subject.groups:
-        found = {row.label: _falls(row) for row in group.rows}
-        own = [f"{name} by {share:.1%}" for name, share in found.items() if share]
-        level = [name for name, share in found.items() if share == 0]
+        falls = {row.label: _falls(row) for row in group.rows}
+        own = [f"{name} by {share:.1%}" for name, share in falls.items() if share]
+        level = [name for name, share in falls.items() if share == 0]
         mixed |= bool(own) and bool(level)
         falling += own
         flat += level
-        silent += [name for name, share in found.items() if share is None]
+        silent += [name for name, share in falls.items() if share is None]
     if not subject.groups:
         return None
     if mixed:
@@ -121,31 +121,31 @@ def lengths(subject: Subject) -> Finding | None:
 
 def separation(subject: Subject) -> Finding | None:
     """Look for tasks that tell no row from another: all solved them, or all are at chance."""
-    found = []
+    alike = []
     groups = [group for group in subject.groups if group.cells]
     for group in groups:
         verdicts = {cell.verdict for cell in group.cells}
         if verdicts in ({SOLVED}, {AT_CHANCE}):
             (word,) = verdicts
-            found.append(f"{group.task}: all {len(group.cells)} rows {word}")
+            alike.append(f"{group.task}: all {len(group.cells)} rows {word}")
     if not groups:
         return None
-    if found:
-        return unequal(f"separates nothing: {named(found)}")
+    if alike:
+        return unequal(f"separates nothing: {named(alike)}")
     return equal("every task tells rows apart")
 
 
 def enough_steps(subject: Subject) -> Finding | None:
     """Look for tasks on which no row is above chance: perhaps nobody trained long enough."""
     groups = [group for group in subject.groups if group.cells]
-    found = [
+    at_chance = [
         f"{group.task}: no row above chance after {_steps(group)}, {_ends(group)}"
         for group in groups
         if all(cell.verdict == AT_CHANCE for cell in group.cells)
     ]
     if not groups:
         return None
-    return unequal(named(found)) if found else equal("a row is above chance on every task")
+    return unequal(named(at_chance)) if at_chance else equal("a row is above chance on every task")
 
 
 def _steps(group: Group) -> str:
@@ -155,11 +155,11 @@ def _steps(group: Group) -> str:
 
 
 def _ends(group: Group) -> str:
-    found = [_falls(row) for row in group.rows]
-    falling = sum(1 for share in found if share)
+    falls = [_falls(row) for row in group.rows]
+    falling = sum(1 for share in falls if share)
     if falling:
-        return f"and {falling} of {len(found)} curves still fall"
-    if None in found:
+        return f"and {falling} of {len(falls)} curves still fall"
+    if None in falls:
         return "and the ends of the curves are not known"
     return "and every curve is flat"
 
@@ -173,11 +173,11 @@ def ability(subject: Subject) -> Finding | None:
             if not _beaten(cell, group):
                 continue
             share = _falls(row)
-            told = f"{of_group(group)}{cell.model}"
+            name = f"{of_group(group)}{cell.model}"
             if share is None:
-                silent.append(told)
+                silent.append(name)
             elif share:
-                early.append(f"{told} ({cell.verdict}, its curve still falls)")
+                early.append(f"{name} ({cell.verdict}, its curve still falls)")
     if not groups:
         return None
     if early:

@@ -85,10 +85,10 @@ class Group:
     @property
     def by_model(self) -> dict[str, list[Row]]:
         """The rows by model."""
-        found: dict[str, list[Row]] = {}
+        rows_of: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.model, []).append(row)
-        return found
+            rows_of.setdefault(row.model, []).append(row)
+        return rows_of
 
     @cached_property
     def crossed(self) -> frozenset[str]:
@@ -114,11 +114,11 @@ class Group:
     def slices(self, keys: Sequence[str]) -> Iterator[tuple[Row, ...]]:
         """Yield the rows that have the same values of the swept keys below ``keys``."""
         chosen = [key for key in self.crossed if _below(key, keys)]
-        found: dict[tuple[str | None, ...], list[Row]] = {}
+        parts: dict[tuple[str | None, ...], list[Row]] = {}
         for row in self.rows:
-            told = dict(text.partition("=")[::2] for text in row.counted[0].swept)
-            found.setdefault(tuple(told.get(key) for key in chosen), []).append(row)
-        yield from map(tuple, found.values())
+            swept = dict(text.partition("=")[::2] for text in row.counted[0].swept)
+            parts.setdefault(tuple(swept.get(key) for key in chosen), []).append(row)
+        yield from map(tuple, parts.values())
 
     def swept(self, keys: Sequence[str]) -> list[str]:
         """Return the swept keys below ``keys``."""
@@ -153,18 +153,18 @@ class Subject:
     def groups(self) -> tuple[Group, ...]:
         """The rows that count, by question; a question that one row answers compares nothing."""
         cells = {cell.number: cell for cell in self.tasks.cells}
-        found: dict[str, list[int]] = {}
+        by_task: dict[str, list[int]] = {}
         for number, row in enumerate(self.rows):
             if row.counted:
                 task = cells[number].task if number in cells else ""
-                found.setdefault(task, []).append(number)
+                by_task.setdefault(task, []).append(number)
         return tuple(
             Group(
                 task,
                 tuple(self.rows[number] for number in numbers),
                 tuple(cells[number] for number in numbers if number in cells),
             )
-            for task, numbers in found.items()
+            for task, numbers in by_task.items()
             if len(numbers) > 1
         )
 
@@ -176,21 +176,21 @@ class Subject:
     @property
     def trials(self) -> dict[str, list[Run]]:
         """The trials of every arm of the tuned sweeps."""
-        found: dict[str, list[Run]] = {}
+        by_arm: dict[str, list[Run]] = {}
         for source in self.sources:
             for run in source.runs:
                 if run.tuning is not None and run.tuning.phase == TRIAL:
-                    found.setdefault(run.tuning.arm, []).append(run)
-        return found
+                    by_arm.setdefault(run.tuning.arm, []).append(run)
+        return by_arm
 
     @cached_property
     def tuned(self) -> tuple[Tuned, ...]:
         """What each tuned sweep says of its search; one whose record is damaged says nothing."""
-        found = []
+        sweeps = []
         for source in self.sources:
             with suppress(KeyError, TypeError, ValueError):
-                found.append(trials_of(source.folder))
-        return tuple(one for one in found if one is not None)
+                sweeps.append(trials_of(source.folder))
+        return tuple(one for one in sweeps if one is not None)
 
     @property
     def searched(self) -> frozenset[str]:

@@ -46,10 +46,10 @@ def order(subject: Subject) -> Finding | None:
         if run.config is None or run.result is None:
             return None
         ranks = run.result.parallel.ranks
-        told = conditions(run)
-        seed = told["data seed"]
+        facts = conditions(run)
+        seed = facts["data seed"]
         shared = f", over {ranks} ranks" if ranks > 1 else ""
-        return f"batch {told['batch']}, chunk {told['chunk']}, data seed {seed}{shared}"
+        return f"batch {facts['batch']}, chunk {facts['chunk']}, data seed {seed}{shared}"
 
     return same_text(subject, of, ("train.batch_size", "train.chunk_size", "train.data_seed"))
 
@@ -63,7 +63,7 @@ def seeds(subject: Subject) -> Finding | None:
             places.setdefault(row.seeds, []).append(row.label)
     if not groups:
         return None
-    if any(len(found) > 1 for found in groups):
+    if any(len(seeds_of) > 1 for seeds_of in groups):
         return unequal(listed(places))
     if "-" in places:
         return unknown(f"seeds not recorded in {named(places['-'])}")
@@ -158,15 +158,15 @@ def negative_eigenvalues(subject: Subject) -> Finding | None:
             without.append(row.label)
     if not places:
         return unknown(f"no configuration: {named(silent)}") if silent else None
-    told = listed(places)
+    words = listed(places)
     if len(places) > 1:
         key = f"model.{_NEGATIVE}"
         swept = [one for group in subject.groups for one in group.swept((key,))]
-        return declared(f"{told}; swept: {key}") if swept else unequal(told)
+        return declared(f"{words}; swept: {key}") if swept else unequal(words)
     if silent or (without and "off" in places):
         others = f"; no such setting in {named(without)}" if without else ""
-        return unknown(f"{told}{others}")
-    return equal(f"{told}; no such setting in {named(without)}" if without else told)
+        return unknown(f"{words}{others}")
+    return equal(f"{words}; no such setting in {named(without)}" if without else words)
 
 
 def optimizer(subject: Subject) -> Finding | None:

@@ -61,11 +61,11 @@ def effort(axis: Axis) -> Look:
     """
 
     def look(subject: Subject) -> Finding | None:
-        found = [_effort(group, axis) for group in subject.groups]
+        findings = [_effort(group, axis) for group in subject.groups]
         order = [unequal, unknown, declared, equal]
         states_ = [make("").state for make in order]
-        found.sort(key=lambda one: states_.index(one.state))
-        return found[0] if found else None
+        findings.sort(key=lambda one: states_.index(one.state))
+        return findings[0] if findings else None
 
     return look
 
@@ -82,20 +82,20 @@ def _effort(group: Group, axis: Axis) -> Finding:
         key=lambda one: one.spread,
     )
     silent = [row.label for row in group.rows if any(of(run) is None for run in row.counted)]
-    told = of_group(group) + widest.words(lambda size: kind.text(_whole(size)))
+    words = of_group(group) + widest.words(lambda size: kind.text(_whole(size)))
     bounds = {axis in {one.axis for one in budget_kinds(run)} for run in runs}
     budgets = {limits((run.config or {}).get("train") or {}).get(kind.key) for run in runs}
     swept = group.swept(("train",))
     if bounds == {True, False} or (True in bounds and len(budgets) > 1 and not swept):
-        return unequal(f"{told}; not the same budget in every row")
+        return unequal(f"{words}; not the same budget in every row")
     if silent:
         return unknown(f"not counted in {named(silent)}")
     if widest.spread <= NEAR:
-        return equal(told)
+        return equal(words)
     if True in bounds:
-        return _less_than_its_budget(group, told)
+        return _less_than_its_budget(group, words)
     units = dict.fromkeys(one.axis for run in runs for one in budget_kinds(run))
-    return declared(f"{told}; the budget is in {' and '.join(units)}")
+    return declared(f"{words}; the budget is in {' and '.join(units)}")
 
 
 def _whole(size: float) -> float:
@@ -103,14 +103,14 @@ def _whole(size: float) -> float:
     return int(size) if size.is_integer() else size
 
 
-def _less_than_its_budget(group: Group, told: str) -> Finding:
+def _less_than_its_budget(group: Group, words: str) -> Finding:
     """Say why rows with one budget took unequal parts of it."""
     trains = [(run.config or {}).get("train") or {} for row in group.rows for run in row.counted]
     if any(train.get("until_accuracy") is not None for train in trains):
-        return declared(f"{told}; a run ends at train.until_accuracy")
+        return declared(f"{words}; a run ends at train.until_accuracy")
     if any(len(limits(train)) > 1 for train in trains):
-        return declared(f"{told}; the first budget that is spent ends a run")
-    return unequal(f"{told}; one budget, but a run took less of it")
+        return declared(f"{words}; the first budget that is spent ends a run")
+    return unequal(f"{words}; one budget, but a run took less of it")
 
 
 def architecture(subject: Subject) -> Finding | None:
@@ -138,8 +138,8 @@ def architecture(subject: Subject) -> Finding | None:
                 if key in shape and shape[key] != own[key] and key not in free | _NOT_A_SHAPE
             ]
             if keys:
-                told = named([f"{key}={shape[key]} for {own[key]}" for key in keys])
-                wrong.append(f"{row.label} has {told}")
+                differences = named([f"{key}={shape[key]} for {own[key]}" for key in keys])
+                wrong.append(f"{row.label} has {differences}")
     if wrong:
         return unequal(f"not as the file of its name: {'; '.join(wrong[:4])}")
     if silent:
@@ -165,10 +165,10 @@ def _shape(row: Row) -> dict[str, object] | None:
 
 def _set_alike(group: Group) -> set[str]:
     """Return the keys of the model that the command of every run sets, to one value."""
-    found: set[tuple[str, str]] | None = None
+    alike: set[tuple[str, str]] | None = None
     for row in group.rows:
         for run in row.counted:
             own = {text.partition("=")[::2] for text in run.overrides}
             pairs = {(_option(key), value) for key, value in own if key.startswith("model.")}
-            found = pairs if found is None else found & pairs
-    return {key for key, _ in found or ()}
+            alike = pairs if alike is None else alike & pairs
+    return {key for key, _ in alike or ()}
