@@ -240,6 +240,7 @@ def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) ->
     os.environ["ELMAN_CACHE"] = str(folder)
     # What was compiled before is not asked for again.
     channel_kernels.kernel_for.cache_clear()
+    channel_kernels.KERNELS.forget()
     dense_source.KERNELS.forget()
     tape_source.KERNELS.forget()
     matrix_cpu._found.clear()

@@ -43,7 +43,7 @@ def compile_channel(step: str, backend: str) -> None:
     names = channel_cells.CELLS[step].inputs
     plan = Plan(step, tuple((name, Slice(n, 0)) for n, name in enumerate(names)))
     if backend == "cpu":
-        channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
+        channel_source.KERNELS.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
         chosen = channel_cuda._tile_config.__wrapped__(
             plan, FLOAT, FLOAT, Tuning(), 16, 64 if channel_cells.CELLS[step].norm else 0, False

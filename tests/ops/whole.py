@@ -18,7 +18,7 @@ from elman.kernels import build
 from elman.ops.channel import cpu as channel_cpu
 from elman.ops.channel import source as channel
 from elman.ops.channel.plan import Plan
-from elman.ops.common.cpu_kernels import KernelTable
+from elman.ops.common.cpu_kernels import StepKernels
 from elman.ops.dense import cpu as dense_cpu
 from elman.ops.dense import source as dense
 from elman.ops.dense.recurrences import CELLS as DENSE
@@ -28,7 +28,7 @@ from elman.ops.tape import cpu as tape_cpu
 from elman.ops.tape import source as tape
 from elman.ops.tape.recurrences import CELLS as TAPE
 
-STEPS: dict[str, tuple[KernelTable, Iterable[str]]] = {
+STEPS: dict[str, tuple[StepKernels, Iterable[str]]] = {
     "dense": (dense.KERNELS, tuple(DENSE)),
     "tape": (tape.KERNELS, tuple(TAPE)),
 }
@@ -40,9 +40,9 @@ def compile_steps(engine: str, dtype: torch.dtype, *, resets: bool = False) -> N
 
     def prepare() -> None:
         with optimized(dtype):
-            table.prepare(steps, dtype, f"{engine} {dtype}", resets=resets)
+            table.prepare_steps(steps, dtype, f"{engine} {dtype}", resets=resets)
 
-    _load_together(table._loaded, [(step, dtype, resets) for step in steps], prepare)
+    _load_together(table.loaded, [(step, dtype, resets) for step in steps], prepare)
 
 
 def compile_channel(dtype: torch.dtype, *, resets: bool = False) -> None:
@@ -54,9 +54,9 @@ def compile_channel(dtype: torch.dtype, *, resets: bool = False) -> None:
 
     def prepare() -> None:
         with optimized(dtype):
-            channel.prepare(specs, f"channel {dtype}")
+            channel.KERNELS.prepare(specs, f"channel {dtype}")
 
-    _load_together(channel._loaded, specs, prepare)
+    _load_together(channel.KERNELS.loaded, specs, prepare)
 
 
 def compile_matrix(
@@ -106,12 +106,12 @@ def compile_together(patch: pytest.MonkeyPatch) -> None:
 
 def _kernel_of_a_step(engine: str, step: str, dtype: torch.dtype, *, resets: bool = False) -> Any:
     table, _ = STEPS[engine]
-    if (step, dtype, resets) not in table._loaded:
+    if (step, dtype, resets) not in table.loaded:
         compile_steps(engine, dtype, resets=resets)
     return table.kernel_for(step, dtype, resets=resets)
 
 
 def _kernel_of_a_plan(plan: Plan, dtype: torch.dtype, *, resets: bool) -> Any:
-    if channel.spec_for(plan, dtype, resets=resets) not in channel._loaded:
+    if channel.spec_for(plan, dtype, resets=resets) not in channel.KERNELS.loaded:
         compile_channel(dtype, resets=resets)
     return channel.kernel_for(plan, dtype, resets=resets)

@@ -14,7 +14,7 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.cpu_kernels import Kernel, KernelTable
+from elman.ops.common.cpu_kernels import Kernel, StepKernels
 from elman.ops.common.native import C_TYPES
 
 _INPUTS = ("stream", "branch", "gain", "sum", "normed", "rstd")
@@ -106,5 +106,5 @@ def _structure(step: str, dtype: torch.dtype, name: str, resets: bool) -> str:
     return f"struct {name} {{\n    using T = {C_TYPES[dtype]};\n}};\n"
 
 
-KERNELS = KernelTable("add_norm", AddNormCall, _layouts, _structure)
+KERNELS = StepKernels("add_norm", AddNormCall, _layouts, _structure)
 """Those that this process has loaded; there is one for each dtype."""

@@ -15,7 +15,7 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.causal_conv.inputs import Inputs
 from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.cpu_kernels import Kernel, KernelTable
+from elman.ops.common.cpu_kernels import Kernel, StepKernels
 from elman.ops.common.native import C_TYPES
 
 MOST_TAPS = 8
@@ -121,5 +121,5 @@ def _structure(step: str, dtype: torch.dtype, name: str, resets: bool) -> str:
     )
 
 
-KERNELS = KernelTable("causal_conv", CausalConvCall, _layouts, _structure)
+KERNELS = StepKernels("causal_conv", CausalConvCall, _layouts, _structure)
 """Those that this process has loaded: one for each number of taps and dtype."""

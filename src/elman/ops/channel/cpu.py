@@ -5,7 +5,7 @@ Shape legend: b batch, t time, c channels of the state, s all channels of a sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.channel.abi import ChannelArgs, pointers, sequence
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
-from elman.ops.channel.source import Kernel, kernel_for
+from elman.ops.channel.source import kernel_for
 from elman.ops.common.backend import require_cpu
+from elman.ops.common.cpu_kernels import CpuArguments
 
 SEGMENT = 16
 """Steps between two checkpoints. The checkpoints take a sixteenth of one sequence's memory. To
@@ -45,10 +46,10 @@ def forward(
     y_btc = state_bc.new_empty(batch, steps, channels)
     last_bc = state_bc.new_empty(batch, channels)
     checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
-    call = _Call(plan, sources_bts, parameters_c, channels, resets_bt)
-    call.args.y = sequence(y_btc)
-    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
-    call.run(call.kernel.forward)
+    kernel = _KernelCall(plan, sources_bts, parameters_c, channels, resets_bt)
+    kernel.args.y = sequence(y_btc)
+    kernel.point(first=state_bc, last=last_bc, checkpoints=checkpoints_bkc)
+    kernel.run(kernel.compiled.forward)
     return y_btc, last_bc, checkpoints_bkc
 
 
@@ -68,20 +69,18 @@ def backward(
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
-    call = _Call(plan, sources_bts, parameters_c, channels, resets_bt)
+    kernel = _KernelCall(plan, sources_bts, parameters_c, channels, resets_bt)
     for slot, place in enumerate(plan.slices()):
-        call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
-    call.args.dp = pointers(dparameters_c)
-    call.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
+        kernel.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
+    kernel.args.dp = pointers(dparameters_c)
+    kernel.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc, dlast=dlast_bc)
     if dy_btc is not None:
-        call.args.dy = sequence(call.keep(adjacent(dy_btc)))
-    if dlast_bc is not None:
-        call.point(dlast=dlast_bc.contiguous())
-    call.run(call.kernel.backward)
+        kernel.args.dy = sequence(kernel.keep(adjacent(dy_btc)))
+    kernel.run(kernel.compiled.backward)
     return dsources_bts, dparameters_c, dfirst_bc
 
 
-class _Call:
+class _KernelCall(CpuArguments[ChannelArgs]):
     """The arguments of one call, and the tensors that they point to."""
 
     def __init__(
@@ -94,40 +93,21 @@ class _Call:
     ) -> None:
         assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
         assert all(parameter.shape == (channels,) for parameter in parameters_c), plan
-        batch, steps, _ = sources_bts[0].shape
-        self.kernel: Kernel = kernel_for(plan, sources_bts[0].dtype, resets=resets_bt is not None)
-        self.kept: list[Tensor] = []
-        self.args = ChannelArgs(
+        (batch, steps, _), like = sources_bts[0].shape, sources_bts[0]
+        args = ChannelArgs(
             batch=batch,
             steps=steps,
             channels=channels,
             segment=SEGMENT,
             threads=kernel_threads(torch.get_num_threads()),
-            p=pointers([self.keep(parameter.contiguous()) for parameter in parameters_c]),
         )
-        if resets_bt is not None:
-            self.point(resets=resets_bt.contiguous())
+        super().__init__(args, kernel_for(plan, like.dtype, resets=resets_bt is not None), like)
+        args.p = pointers([self.keep(parameter.contiguous()) for parameter in parameters_c])
+        self.point(resets=resets_bt)
         sources = [self.keep(adjacent(source)) for source in sources_bts]
         for slot, place in enumerate(plan.slices()):
             assert place.start + channels <= sources[place.source].shape[2], plan
-            self.args.x[slot] = sequence(sources[place.source], place.start)
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Hold a tensor until the call is over."""
-        self.kept.append(tensor)
-        return tensor
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments that are one contiguous tensor each."""
-        for name, tensor in tensors.items():
-            setattr(self.args, name, self.keep(tensor).data_ptr())
-
-    def run(self, function: Callable[[ChannelArgs], None]) -> None:
-        """Run a function of the kernel in a workspace of the size that it asks for."""
-        n_bytes = self.kernel.workspace(self.args)
-        like = self.kept[0]
-        self.point(workspace=like.new_empty(n_bytes // like.element_size()))
-        function(self.args)
+            args.x[slot] = sequence(sources[place.source], place.start)
 
 
 def adjacent(tensor_bts: Tensor) -> Tensor:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 
 from elman.base.errors import UserError
-from elman.kernels.build import load_library
 from elman.kernels.compiler import MISMATCH
 from elman.ops.channel.abi import ChannelArgs, layouts
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS, CompiledCell, compiled_cell
-from elman.ops.common.native import C_TYPES
+from elman.ops.common.cpu_kernels import Kernel, KernelTable
+from elman.ops.common.native import C_TYPES, require_cpu_dtype
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,6 @@ class Spec:
         )
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """The functions of a loaded kernel: each takes one ChannelArgs, the last returns bytes."""
-
-    forward: Any
-    backward: Any
-    workspace: Any
-
-
-_loaded: dict[Spec, Kernel] = {}
-
-
 def spec_for(plan: Plan, dtype: torch.dtype, *, resets: bool = False) -> Spec:
     """Return what a plan's kernel is compiled for.
 
@@ -79,11 +64,7 @@ def spec_for(plan: Plan, dtype: torch.dtype, *, resets: bool = False) -> Spec:
         UserError: there is no kernel for its step or dtype.
     """
     cell = compiled_cell(plan.step)
-    if dtype not in C_TYPES:
-        raise UserError(
-            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
-            "use kernels.backend=reference"
-        )
+    require_cpu_dtype(dtype)
     places, slices = dict(plan.inputs), plan.slices()
     if set(places) != set(cell.inputs):
         raise UserError(
@@ -102,44 +83,13 @@ def spec_for(plan: Plan, dtype: torch.dtype, *, resets: bool = False) -> Spec:
     )
 
 
+KERNELS = KernelTable("channel", ChannelArgs, layouts, Spec.structure)
+"""Those that this process has loaded."""
+
+
 @cache
 def kernel_for(plan: Plan, dtype: torch.dtype, *, resets: bool) -> Kernel:
     """Return a plan's kernel, compiled if it was not compiled before."""
     spec = spec_for(plan, dtype, resets=resets)
-    if spec not in _loaded:
-        prepare([spec], f"{plan.step} {C_TYPES[dtype]}{' with resets' if resets else ''}")
-    return _loaded[spec]
-
-
-def prepare(specs: Iterable[Spec], label: str) -> None:
-    """Compile and load the kernels that are not loaded yet, all as one library.
-
-    Args:
-        specs: What to compile.
-        label: What they are, for people.
-
-    Raises:
-        UserError: they cannot be compiled.
-    """
-    missing = [spec for spec in dict.fromkeys(specs) if spec not in _loaded]
-    if not missing:
-        return
-    names = [f"channel_{i}" for i in range(len(missing))]
-    structures = "".join(
-        spec.structure(f"Spec_{name}") for spec, name in zip(missing, names, strict=True)
-    )
-    exports = "".join(f"ELMAN_CHANNEL({name}, elman::Spec_{name})\n" for name in names)
-    inner = f"namespace elman {{\nnamespace {{\n{structures}}}\n}}\n"
-    source = f'#include "cpu/channel/engine.h"\n\n{layouts()}{inner}{exports}'
-    library = load_library(source, label)
-    for spec, name in zip(missing, names, strict=True):
-        _loaded[spec] = _functions(library, name)
-
-
-def _functions(library: ctypes.CDLL, name: str) -> Kernel:
-    parts = [library[f"{name}_{part}"] for part in ("forward", "backward", "workspace")]
-    for part in parts:
-        part.argtypes = (ctypes.POINTER(ChannelArgs),)
-        part.restype = None
-    parts[-1].restype = ctypes.c_int64
-    return Kernel(*parts)
+    KERNELS.prepare([spec], f"{plan.step} {C_TYPES[dtype]}{' with resets' if resets else ''}")
+    return KERNELS.loaded[spec]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
+from elman.ops.common.cpu_kernels import CpuArguments
 from elman.ops.dense.abi import DenseArgs, sequence
 from elman.ops.dense.heads import head_count
 from elman.ops.dense.passes import Call, Gradients, Results, Saved, adjacent, gradient_room, room
@@ -28,7 +28,7 @@ def forward(call: Call) -> Results:
     kernel.args.x = sequence(kernel.keep(adjacent(call.inputs[0])))
     for number, other in enumerate(call.inputs[1:]):
         kernel.args.p[number] = sequence(kernel.keep(adjacent(other)))
-    kernel.args.last = results.last_sbi.data_ptr()
+    kernel.point(last=results.last_sbi)
     kernel.run(kernel.compiled.forward)
     return results
 
@@ -45,14 +45,12 @@ def backward(saved: Saved) -> Gradients:
     if saved.dy_bti is not None:
         kernel.args.dy = sequence(kernel.keep(adjacent(saved.dy_bti)))
     dscale_bi = first_sbi.new_empty((batch, channels) if kernel.cell.scale else (0,))
-    kernel.point(dfirst=dfirst_sbi, dscale=dscale_bi)
-    if saved.dlast_sbi is not None:
-        kernel.point(dlast=saved.dlast_sbi.contiguous())
+    kernel.point(dfirst=dfirst_sbi, dscale=dscale_bi, dlast=saved.dlast_sbi)
     kernel.run(kernel.compiled.backward)
     return gradients(saved, dinputs, dscale_bi, dfirst_sbi)
 
 
-class _KernelCall:
+class _KernelCall(CpuArguments[DenseArgs]):
     """The arguments of one call, and the tensors that they point to.
 
     Args:
@@ -66,9 +64,7 @@ class _KernelCall:
         cell = self.cell = compiled_cell(call.step)
         batch, steps, pitch = results.y_bti.shape
         self.heads = head_count(recurrent)
-        self.compiled = kernel_for(call.step, first_sbi.dtype, resets=resets_bt is not None)
-        self.kept: list[Tensor] = []
-        self.args = DenseArgs(
+        args = DenseArgs(
             batch=batch,
             steps=steps,
             channels=pitch // self.heads,
@@ -76,36 +72,26 @@ class _KernelCall:
             rank=recurrent[0].shape[1] if len(recurrent) > 1 else 0,
             threads=kernel_threads(torch.get_num_threads()),
             y=sequence(results.y_bti),
-            norms=results.norms_bt.data_ptr(),
-            memo=results.memo_btmi.data_ptr() if results.memo_btmi.numel() else None,
         )
-        self.point(matrix=recurrent[0].contiguous(), first=first_sbi.contiguous())
-        if resets_bt is not None:
-            self.point(resets=resets_bt.contiguous())
+        compiled = kernel_for(call.step, first_sbi.dtype, resets=resets_bt is not None)
+        super().__init__(args, compiled, first_sbi)
+        self.point(norms=results.norms_bt, memo=results.memo_btmi, resets=resets_bt)
+        self.point(matrix=recurrent[0], first=first_sbi)
         if len(recurrent) > 1:
-            self.point(inner=recurrent[1].contiguous())
+            self.point(inner=recurrent[1])
         if call.parameters:
-            self.point(**{"extra" if cell.extra else "scale": call.parameters[0].contiguous()})
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Hold a tensor until the call is over."""
-        self.kept.append(tensor)
-        return tensor
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments that are one contiguous tensor each."""
-        for name, tensor in tensors.items():
-            setattr(self.args, name, self.keep(tensor).data_ptr())
+            self.point(**{"extra" if cell.extra else "scale": call.parameters[0]})
 
     def run(self, function: Callable[[DenseArgs], None]) -> None:
         """Run a function of the kernel for every head, in a workspace of the size it asks for."""
-        n_bytes = self.compiled.workspace(self.args)
-        like = self.kept[0]
-        self.point(workspace=like.new_empty(n_bytes // like.element_size()))
-        for head in range(self.heads):
-            if head:
-                self._next_head(like.element_size())
-            function(self.args)
+
+        def head_by_head(args: DenseArgs) -> None:
+            for head in range(self.heads):
+                if head:
+                    self._next_head(self.like.element_size())
+                function(args)
+
+        super().run(head_by_head)
 
     def _next_head(self, size: int) -> None:
         """Let the arguments point to the next head; a number has ``size`` bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from elman.ops.common.cpu_kernels import KernelTable
+from elman.ops.common.cpu_kernels import StepKernels
 from elman.ops.common.native import C_TYPES
 from elman.ops.dense.abi import DenseArgs, layouts
 from elman.ops.dense.recurrences import compiled_cell
@@ -30,7 +30,7 @@ def structure(step: str, dtype: torch.dtype, name: str, resets: bool = False) ->
     )
 
 
-KERNELS = KernelTable("dense", DenseArgs, layouts, structure)
+KERNELS = StepKernels("dense", DenseArgs, layouts, structure)
 """Those that this process has loaded."""
 
-kernel_for, prepare = KERNELS.kernel_for, KERNELS.prepare
+kernel_for = KERNELS.kernel_for

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.native import C_TYPES
+from elman.ops.common.cpu_kernels import Kernel, functions
+from elman.ops.common.native import C_TYPES, require_cpu_dtype
 from elman.ops.matrix_state.abi import Call, MatrixArgs, layouts
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.source import spec_source
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """The functions of a loaded kernel."""
-
-    workspace: Any
-    forward: Any
-    backward: Any
-
 
 # By the text that was compiled, and by plan, dtype and whether there are resets: building the text
 # takes longer than a step.
@@ -85,7 +73,7 @@ def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str, *, resets: bo
         parts.append(f"ELMAN_MATRIX({name}, elman::{_NAME}_{name})\n")
     library = load_library("\n".join(parts), label)
     for number, spec in enumerate(missing):
-        _loaded[spec] = _functions(library, f"matrix_{number}")
+        _loaded[spec] = functions(library, f"matrix_{number}", MatrixArgs, ctypes.c_int64)
 
 
 def _kernel(plan: Plan, dtype: torch.dtype, resets: bool) -> Kernel:
@@ -98,22 +86,6 @@ def _kernel(plan: Plan, dtype: torch.dtype, resets: bool) -> Kernel:
 
 
 def _spec(plan: Plan, dtype: torch.dtype, resets: bool) -> str:
-    if dtype not in C_TYPES:
-        raise UserError(
-            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
-            "use kernels.backend=reference"
-        )
+    require_cpu_dtype(dtype)
     number = C_TYPES[dtype]
     return spec_source(plan, _NAME, io=number, state=number, hidden=True, resets=resets)
-
-
-def _functions(library: ctypes.CDLL, name: str) -> Kernel:
-    workspace, forward, backward = (
-        library[f"{name}_{part}"] for part in ("workspace", "forward", "backward")
-    )
-    workspace.argtypes = (ctypes.POINTER(MatrixArgs), ctypes.c_int64)
-    workspace.restype = ctypes.c_int64
-    for function in (forward, backward):
-        function.argtypes = (ctypes.POINTER(MatrixArgs),)
-        function.restype = None
-    return Kernel(workspace, forward, backward)

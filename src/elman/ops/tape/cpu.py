@@ -6,13 +6,11 @@ of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
+from elman.ops.common.cpu_kernels import CpuArguments
 from elman.ops.common.precision import no_autocast
 from elman.ops.tape import passes
 from elman.ops.tape.abi import TapeArgs
@@ -50,7 +48,7 @@ def backward(saved: Saved) -> Gradients:
     return Gradients(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
-class _KernelCall:
+class _KernelCall(CpuArguments[TapeArgs]):
     """The arguments of one call, and the tensors that they point to.
 
     Args:
@@ -63,10 +61,7 @@ class _KernelCall:
         require_cpu(call.state_bi)
         batch, steps, channels = results.y_bti.shape
         resets_bt = call.resets_bt
-        self.compiled = kernel_for(call.write, call.state_bi.dtype, resets=resets_bt is not None)
-        self.like = call.state_bi
-        self.kept: list[Tensor] = []
-        self.args = TapeArgs(
+        args = TapeArgs(
             batch=batch,
             steps=steps,
             channels=channels,
@@ -74,19 +69,8 @@ class _KernelCall:
             threads=kernel_threads(torch.get_num_threads()),
             interval=passes.interval(steps) if keep else 0,
         )
+        compiled = kernel_for(call.write, call.state_bi.dtype, resets=resets_bt is not None)
+        super().__init__(args, compiled, call.state_bi)
         self.point(matrix=call.matrix_pi, tape=call.tape_bni, first=call.state_bi)
         self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
         self.point(checkpoints=results.checkpoints_cbni, resets=resets_bt)
-
-    def point(self, **tensors: Tensor | None) -> None:
-        """Set arguments; those without a tensor, or without a number in it, stay null."""
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.numel():
-                self.kept.append(tensor.contiguous())
-                setattr(self.args, name, self.kept[-1].data_ptr())
-
-    def run(self, function: Callable[[TapeArgs], None]) -> None:
-        """Run a function of the kernel in a workspace of the size that it asks for."""
-        n_bytes = self.compiled.workspace(self.args)
-        self.point(workspace=self.like.new_empty(n_bytes // self.like.element_size()))
-        function(self.args)

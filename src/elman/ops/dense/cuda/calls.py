@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.cuda.tensors import aligned, padded
+from elman.ops.common.native import Arguments
 from elman.ops.dense.abi import DenseArgs, DenseSequence, sequence
 from elman.ops.dense.heads import head_count
 from elman.ops.dense.passes import Call, Results, Saved, Tensors, adjacent
@@ -31,7 +32,7 @@ class PassConfig(Protocol):
         ...
 
 
-class SequenceCall:
+class SequenceCall(Arguments[DenseArgs]):
     """The arguments of one call, and the tensors that they point to.
 
     Args:
@@ -39,7 +40,6 @@ class SequenceCall:
         results: What the forward pass leaves or left.
 
     Attributes:
-        args: The arguments.
         like: The states of all steps.
         config: How the pass runs; a form sets it.
         heads: Of a block-diagonal matrix; ``args.channels`` are those of one.
@@ -49,25 +49,11 @@ class SequenceCall:
 
     def __init__(self, call: Call | Saved, results: Results | Saved) -> None:
         batch, steps, pitch = results.y_bti.shape
-        self.like, self.kept = results.y_bti, list[Tensor]()
-        self.heads = head_count(call.recurrent)
-        self.args = DenseArgs(batch=batch, steps=steps, channels=pitch // self.heads, pitch=pitch)
+        self.like, self.heads = results.y_bti, head_count(call.recurrent)
+        channels = pitch // self.heads
+        super().__init__(DenseArgs(batch=batch, steps=steps, channels=channels, pitch=pitch))
         self.args.y = sequence(results.y_bti)
-        self.point(first=aligned(call.first_sbi))
-        if results.memo_btmi.numel():
-            self.point(memo=results.memo_btmi)
-        if call.resets_bt is not None:
-            self.point(resets=call.resets_bt.contiguous())
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Hold a tensor until the call is over."""
-        self.kept.append(tensor)
-        return tensor
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments that are one contiguous tensor each."""
-        for name, tensor in tensors.items():
-            setattr(self.args, name, self.keep(tensor).data_ptr())
+        self.point(first=aligned(call.first_sbi), memo=results.memo_btmi, resets=call.resets_bt)
 
     def sequence(self, tensor_btc: Tensor) -> DenseSequence:
         """Return where a sequence lies whose pairs of channels are words."""

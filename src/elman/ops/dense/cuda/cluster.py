@@ -67,7 +67,7 @@ class _KernelCall(SequenceCall):
         if config.cell.norm:
             self.point(norms=results.norms_bt)
         if config.cell.scale:
-            self.point(scale=call.parameters[0].contiguous())
+            self.point(scale=call.parameters[0])
         if config.cell.extra:
             self.point(extra=self.padded(call.parameters[0]))
 

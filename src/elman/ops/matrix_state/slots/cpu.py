@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.cpu_kernels import Kernel
-from elman.ops.common.native import C_TYPES
+from elman.ops.common.cpu_kernels import Kernel, functions
+from elman.ops.common.native import C_TYPES, require_cpu_dtype
 from elman.ops.matrix_state.slots.abi import SlotsArgs, layout
 
 
@@ -45,17 +43,7 @@ def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
     Raises:
         UserError: there is none, or it cannot be compiled.
     """
-    if dtype not in C_TYPES:
-        raise UserError(
-            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
-            "use kernels.backend=reference"
-        )
+    require_cpu_dtype(dtype)
     text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]}, {str(resets).lower()})\n"
     text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
-    library = load_library(text, "e63m")
-    parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
-    for part in parts:
-        part.argtypes = (ctypes.POINTER(SlotsArgs),)
-        part.restype = None
-    parts[-1].restype = ctypes.c_int64
-    return Kernel(*parts)
+    return functions(load_library(text, "e63m"), "slots", SlotsArgs)

@@ -19,6 +19,7 @@ from elman.ops.common.cuda.clusters import MULTIPROCESSORS
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.cuda.tensors import aligned, padded
 from elman.ops.common.cuda_kernels import CudaKernels, approximate
+from elman.ops.common.native import Arguments
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.tape import passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
@@ -72,7 +73,7 @@ def backward(saved: Saved) -> Gradients:
     return Gradients(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
-class _KernelCall:
+class _KernelCall(Arguments[TapeClusterArgs]):
     """The arguments of one pass, and the tensors that they point to.
 
     Args:
@@ -81,7 +82,6 @@ class _KernelCall:
         back: Which pass.
 
     Attributes:
-        args: The arguments.
         config: How the pass runs.
         like: A tensor of the call.
     """
@@ -92,8 +92,8 @@ class _KernelCall:
         slots = call.tape_bni.shape[1]
         config = CHOOSE(call.write, channels, slots, batch, multiprocessors, back)
         assert config is not None, call.write
-        self.config, self.like, self.kept = config, call.state_bi, list[Tensor]()
-        self.args = TapeClusterArgs(batch=batch, steps=steps, channels=channels)
+        self.config, self.like = config, call.state_bi
+        super().__init__(TapeClusterArgs(batch=batch, steps=steps, channels=channels))
         self.args.interval = passes.interval(steps)
         matrix_pi = cast(call.matrix_pi, results.y_bti.dtype)
         self.point(matrix=padded(matrix_pi, config.channels, transposed=back))
@@ -102,11 +102,8 @@ class _KernelCall:
         self.point(checkpoints=results.checkpoints_cbni)
 
     def point(self, **tensors: Tensor | None) -> None:
-        """Set arguments; those without a tensor, or without a number in it, stay null."""
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.numel():
-                self.kept.append(aligned(tensor))
-                setattr(self.args, name, self.kept[-1].data_ptr())
+        """Set arguments, as loads of 16 bytes can begin at."""
+        super().point(**{name: aligned(one) for name, one in tensors.items() if one is not None})
 
     def run(self) -> None:
         """Launch the pass."""
