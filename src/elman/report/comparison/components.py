@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from elman.report.comparison.statistics import LEVEL, difference, holm
 from elman.report.comparison.tuned import TunedSweep
 from elman.report.comparison.verdict import ONE_SEED, Arm, Goal, Pair, Verdict, contrasts
 
 Outcome = Literal["gains", "costs", "not distinguishable", "no verdict"]
-Sign = Literal["same", "differs", "reversed", "unknown"]
+Sign = Literal["same", "differs", "differs beyond noise", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Effect:
     without: Arm
     pair: Pair | None = None
     why_not: str = ""
+
+    @property
+    def by_seed(self) -> dict[int | None, float]:
+        """What the arm without it has more, by seed."""
+        one, other = self.with_it.scores, self.without.scores
+        return {seed: other[seed] - one[seed] for seed in one if seed in other}
 
     @property
     def value(self) -> float | None:
@@ -63,6 +70,8 @@ class Gain:
         models: The models with and without it.
         best: At each arm's own best setting.
         common: At the published setting.
+        p_change: The probability of so large a difference between these two gains if there is
+            none, adjusted for all components; None if it cannot be said.
     """
 
     family: str
@@ -70,6 +79,7 @@ class Gain:
     models: tuple[str, str]
     best: Effect
     common: Effect
+    p_change: float | None = None
 
     @property
     def name(self) -> str:
@@ -78,14 +88,14 @@ class Gain:
 
     @property
     def sign(self) -> Sign:
-        """Whether the gain has the same sign at both; ``reversed`` if both are beyond noise."""
+        """Whether the gain has the same sign at both settings."""
         one, other = self.best.value, self.common.value
         if one is None or other is None:
             return "unknown"
         if one * other >= 0:
             return "same"
-        ends = {self.best.outcome, self.common.outcome}
-        return "reversed" if ends == {"gains", "costs"} else "differs"
+        told = self.p_change is not None and self.p_change < 1 - LEVEL
+        return "differs beyond noise" if told else "differs"
 
 
 @dataclass(frozen=True)
@@ -120,10 +130,25 @@ def components_of(sweep: TunedSweep) -> Components | None:
         effects(_by_model(sweep, verdict), pairs, sweep.tuned.goal)
         for verdict in (sweep.best, sweep.common)
     )
-    gains = [
-        Gain(*names, one, other) for names, one, other in zip(named, best, common, strict=True)
-    ]
+    found = zip(named, best, common, _changes(best, common), strict=True)
+    gains = (Gain(*names, one, other, p_change=p) for names, one, other, p in found)
     return Components(sweep, tuple(gains))
+
+
+def _changes(best: Sequence[Effect], common: Sequence[Effect]) -> list[float | None]:
+    """Return the probability of each difference of two gains, adjusted for all (Holm 1979)."""
+    found = [_change(one, other) for one, other in zip(best, common, strict=True)]
+    adjusted = iter(holm([p for p in found if p is not None]))
+    return [None if p is None else next(adjusted)[0] for p in found]
+
+
+def _change(best: Effect, common: Effect) -> float | None:
+    """Return the p of the difference of a component's two gains, paired by seed."""
+    one, other = best.by_seed, common.by_seed
+    shared = [seed for seed in one if seed in other]
+    if len(shared) < 2 or best.pair is None or common.pair is None:
+        return None
+    return difference({seed: one[seed] for seed in shared}, {s: other[s] for s in shared}).p
 
 
 def _by_model(sweep: TunedSweep, verdict: Verdict) -> dict[str, Arm]:

@@ -34,14 +34,14 @@ METHOD = (
     "paired by seed, and the noise is that of all arms together (Tukey 1953). The p of a gain is "
     "adjusted by Holm (1979) over all components, and the arms' own seeds must say the same, by "
     "Student's paired t at 5 %. An interval is the wider one of these two, so it excludes zero "
-    "where, and only where, a gain is beyond noise."
+    "where, and only where, a gain is beyond noise. The sign differs beyond noise if a component's "
+    "two gains, paired by seed, differ at 5 %, adjusted likewise."
 )
 HEADS = (
     *("component", "with", "without", "gain at each one's best", "verdict"),
     *("gain at the published setting", "verdict there", "sign"),
 )
 _SPARE = ("verdict there", "without", "with")
-_SIGNS = {"same": "same", "differs": "differs", "reversed": "differs beyond noise", "unknown": NONE}
 COMPONENT_COLUMNS = {
     "gain": "of a component: score without it against that with it, at each arm's best setting; "
     "above 0 if it helps",
@@ -81,7 +81,7 @@ def _cells(gain: Gain) -> list[str]:
         gain.best.outcome,
         _value(gain.common),
         gain.common.outcome,
-        _SIGNS[gain.sign],
+        gain.sign,
     ]
 
 
@@ -136,17 +136,22 @@ def _undecided(found: Components) -> str:
 def _signs(found: Components) -> str:
     """Say for which components the published setting has the other sign."""
     known = [gain for gain in found.gains if gain.sign != "unknown"]
+    other = [gain for gain in known if gain.sign != "same"]
     if not known:
         return ""
-    other = [gain for gain in known if gain.sign != "same"]
-    if not other:
-        return f"at {_common(found)} every one has the same sign"
-    named = ", ".join(
-        f"{gain.component} of {gain.family}" + (" beyond noise" if gain.sign == "reversed" else "")
-        for gain in other
-    )
-    beyond = "" if any(gain.sign == "reversed" for gain in other) else ", none beyond noise"
-    return f"at {_common(found)} {len(other)} of {len(known)} have the other sign ({named}{beyond})"
+    at = f"at {_common(found)} the sign of {len(other)} of {len(known)} differs"
+    told = [gain for gain in other if gain.sign == "differs beyond noise"]
+    left = [f"{gain.component} of {gain.family}" for gain in other if gain not in told]
+    parts = ["beyond noise for " + ", ".join(map(_there, told))] if told else []
+    parts += ["within noise for " + ", ".join(left)] if left else []
+    return ", ".join([at, *parts])
+
+
+def _there(gain: Gain) -> str:
+    """Say what a component gains at the published setting."""
+    assert gain.common.value is not None
+    verb = "gains" if gain.common.value > 0 else "costs"
+    return f"{gain.component} of {gain.family} (there it {verb} {abs(gain.common.value):.4f})"
 
 
 def _common(found: Components) -> str:
@@ -191,7 +196,7 @@ def _csv_line(found: Components, gain: Gain) -> dict[str, Any]:
     best, common = _effect(gain.best), _effect(gain.common)
     with_it, without = gain.models
     line: dict[str, Any] = {"kind": "component", "label": gain.name, "model": with_it}
-    line |= {"against": without, "measure": found.sweep.tuned.score, "sign": _SIGNS[gain.sign]}
+    line |= {"against": without, "measure": found.sweep.tuned.score, "sign": gain.sign}
     line |= {"gain": best["gain"], "gain_low": best["low"], "gain_high": best["high"]}
     line |= {f"gain_common{end}": common[key] for end, key in _ENDS.items()}
     return line | {key: best[key] for key in ("verdict", "reason", "p", "p_holm", "n")}
@@ -244,5 +249,6 @@ def _record(gain: Gain) -> Mapping[str, Any]:
         "without": without,
         "at_best": _effect(gain.best),
         "at_published": _effect(gain.common),
-        "sign": _SIGNS[gain.sign],
+        "sign": gain.sign,
+        "p_change": gain.p_change,
     }
