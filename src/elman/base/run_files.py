@@ -53,6 +53,8 @@ AUDIT = "audit.json"
 """What a report found to be held equal, and what not."""
 COMPONENTS = "components.json"
 """What each component of a suite gains."""
+LADDER = "ladder.json"
+"""The laws of a ladder's families, the predictions, and who crosses whom."""
 SUBMITTED = ".submitit"
 """What the launchers write for their jobs."""
 

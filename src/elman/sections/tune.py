@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.budget import KINDS, Budgets
-from elman.sections.section import Count, NonNegative, Section, rounded
+from elman.sections.section import Count, NonNegative, Positive, Section, rounded
 
 Number = int | float
 Value = bool | int | float | str
@@ -107,6 +107,26 @@ class ShapeSpace(Section):
     options: dict[str, list[float]] = Field(default_factory=dict)
 
 
+class LadderConfig(Section):
+    """What makes a tuned sweep a ladder: families of models, each at several sizes.
+
+    Args:
+        bytes_per_param: Bytes that a model learns from, for each parameter of the size in its name.
+        tuned_sizes: How many sizes of each family have trials, the smallest ones. A line through
+            the logarithms of their best rates and widths gives the rates of the larger ones.
+        check_trials: Trials at the next size, at the rate of the line and around it: they say how
+            far that rate is from the best one.
+    """
+
+    bytes_per_param: Positive = 20.0
+    tuned_sizes: Annotated[int, rounded, Field(ge=2)] = 2
+    check_trials: Annotated[int, rounded, Field(ge=0, le=7)] = 5
+
+
+RATE = "optim.lr"
+"""The key of the learning rate, which a ladder tunes."""
+
+
 class TuneConfig(Section):
     """Group ``tune``: the same space, trials, budget, first points and seed for every model.
 
@@ -130,6 +150,7 @@ class TuneConfig(Section):
         window: A value is inside an arm's window if its score is within this share of the best.
         trial_models: The model that is tuned in place of a model: 25M in place of 100M.
         hold_params: Of shapes: the size stays within this share of the model's own.
+        ladder: The steps of ``tune=ladder``; null compares all arms with each other.
     """
 
     space: dict[str, Any] = Field(default_factory=dict)
@@ -148,6 +169,7 @@ class TuneConfig(Section):
     window: Annotated[float, Field(gt=0, lt=1)] = 0.01
     trial_models: dict[str, str] = Field(default_factory=dict)
     hold_params: NonNegative = 0.01
+    ladder: LadderConfig | None = None
 
     @model_validator(mode="after")
     def _can_be_searched(self) -> Self:
@@ -164,7 +186,20 @@ class TuneConfig(Section):
                 f"tune.sampler={self.sampler} would choose none; type "
                 f"tune.quasi_random={self.trials}, or more trials"
             )
+        if self.ladder is not None:
+            self._refuse_beside_a_ladder()
         return self
+
+    def _refuse_beside_a_ladder(self) -> None:
+        """Raise UserError if a ladder cannot be tuned like this: it has one line, of rates."""
+        if [*self.leaves] != [RATE] or self.shape is not None or self.leaves[RATE].bounds is None:
+            raise UserError(
+                f"tune.ladder: tunes a range of {RATE} and nothing else, because a line gives the "
+                "rates of the larger sizes; type tune=ladder alone, or tune.ladder=null"
+            )
+        if self.score != "val_bpb" or self.trial_models:
+            key = "trial_models" if self.trial_models else "score"
+            raise UserError(f"tune.{key}: not read by a ladder, which fits val_bpb; drop it")
 
     @property
     def leaves(self) -> dict[str, Leaf]:

@@ -36,10 +36,10 @@ def check_sizes(job_list: JobList, sizes: SweepConfig, known: dict[str, int]) ->
             with named_job(job.number, len(jobs), job.swept or job.overrides):
                 params.append(count_params(job.config, known))
                 check_countable(job.config, known)
-    note = _spread_note(jobs, params, sizes) if mode.compares else None
+    notes = _spread_notes(jobs, params, sizes) if mode.compares else []
     lines = zip(jobs, _size_lines(jobs, params), strict=True)
     wanted = [text for job, text in lines if job.number in job_list.wanted]
-    return wanted + ([note] if note else [])
+    return wanted + notes
 
 
 def builds_a_model(config: RunConfig) -> bool:
@@ -89,6 +89,20 @@ def _size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
         + (f" ({label})" if label else "")
         for job, count, label in zip(jobs, params, labels, strict=True)
     ]
+
+
+def _spread_notes(
+    jobs: Sequence[SweepJob], params: Sequence[int], settings: SweepConfig
+) -> list[str]:
+    """Return the notes on sizes that differ; of a ladder the models of one size are compared."""
+    steps: dict[object, list[tuple[SweepJob, int]]] = {}
+    for job, count in zip(jobs, params, strict=True):
+        steps.setdefault((job.tuning or {}).get("size"), []).append((job, count))
+    found = [
+        _spread_note([job for job, _ in own], [count for _, count in own], settings)
+        for own in steps.values()
+    ]
+    return [note for note in found if note]
 
 
 def _spread_note(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from elman.sweeps.source import GrowingRecord
 from elman.sweeps.tuned_arms import SEED, ArmJobs, values_overrides
 from elman.sweeps.tuned_cost import cost_lines, minutes_of
 from elman.tuning.choice import best
-from elman.tuning.schedule import WholeRun, grown, matching, most_runs, next_trial, whole_runs
+from elman.tuning.schedule import grown, matching, most_runs, next_trial, whole_runs
 from elman.tuning.study import History, Journal, Proposal, proposal
-from elman.tuning.trials import AGAIN, Arm, State, Trial, Tuned, score_of
+from elman.tuning.trials import AGAIN, Arm, State, Trial, Tuned, WholeRun, score_of
 
 _WRITES_LITTLE = ("train.checkpoints=false", "log.plot=false", "log.tensorboard=false")
 """A trial is there for its score."""
@@ -66,10 +66,11 @@ class TunedSource:
     @property
     def stand_ins(self) -> list[SweepJob]:
         """One whole run and one trial of each arm, to check in place of all of them."""
-        arms = [own.arm for own in self._arms.values()]
+        arms, searched = [own.arm for own in self._arms.values()], self._tuned.searched
         runs = [WholeRun(arm, "best", arm.published, arm.seeds[0], common=True) for arm in arms]
         trials = [
-            self._trial_job(arm, 1, 0, arm.published, number) for number, arm in enumerate(arms, 1)
+            self._trial_job(arm, 1, 0, arm.published, number)
+            for number, arm in enumerate(searched, 1)
         ]
         return [*trials, *(self._whole_job(run, number) for number, run in enumerate(runs, 1))]
 
@@ -93,7 +94,8 @@ class TunedSource:
     @property
     def complete(self) -> bool:
         """Whether the confirmation is done, and every arm has a score."""
-        scored = all(best(self._tuned.of(label), self._tuned.goal) for label in self._arms)
+        tuned = self._tuned
+        scored = all(best(tuned.of(arm.label), tuned.goal) for arm in tuned.searched)
         return self._tuned.state == "done" and scored
 
     def head(self) -> Mapping[str, Any]:
@@ -115,7 +117,8 @@ class TunedSource:
         self._look()
         self._tell()
         jobs = self._trials(number)
-        if not jobs and all(one.ended for one in self._tuned.trials if one.phase == "trial"):
+        searched = [one for arm in self._tuned.searched for one in self._tuned.of(arm.label)]
+        if not jobs and all(one.ended for one in searched):
             jobs = self._trials(number) if self._grow() else self._whole(number)
         self._say()
         return jobs
@@ -275,6 +278,7 @@ class TunedSource:
             "trial": None,
             "values": dict(run.values),
             "common": run.common,
+            **({"size": run.arm.size} if run.arm.size is not None else {}),
         }
         return self._job(jobs.whole, run.arm.overrides, texts, run.values, tuning, number)
 
@@ -334,16 +338,15 @@ class TunedSource:
         tuned = self._tuned
         ended = [one for one in tuned.trials if one.ended]
         trials = [one for one in ended if one.phase == "trial"]
-        requested = len(tuned.arms) * (
-            tuned.config.trials + (len(tuned.ranges) - 1) * tuned.config.grow_trials
-        )
+        grown_by = (len(tuned.ranges) - 1) * tuned.config.grow_trials
+        requested = most_runs(tuned)[0] + len(tuned.searched) * grown_by
         parts = [f"{len(trials)} of {requested} trials"]
         if len(tuned.ranges) > 1:
             parts[0] += f" (the range grew {len(tuned.ranges) - 1} x)"
         if tuned.state in ("confirming", "done"):
             runs = len(whole_runs(tuned))
             parts.append(f"{len(ended) - len(trials)} of {runs} whole runs")
-        parts += [_best_so_far(tuned, arm) for arm in tuned.arms]
+        parts += [_best_so_far(tuned, arm) for arm in tuned.searched]
         if (left := self._seconds_left()) is not None and tuned.state != "done":
             parts.append(f"at most {duration(left)} left")
         return f"tuning: {'; '.join(parts)}"
@@ -373,6 +376,15 @@ def record_of(tuned: Tuned) -> dict[str, Any]:
         "arms": [arm.record() for arm in tuned.arms],
         "ranges": [dict(one) for one in tuned.ranges],
         "state": tuned.state,
+        **({} if tuned.config.ladder is None else _ladder_record(tuned)),
+    }
+
+
+def _ladder_record(tuned: Tuned) -> dict[str, Any]:
+    """Return what a ladder has concluded so far, each with its time."""
+    return {
+        "lines": {name: asdict(one) for name, one in tuned.lines.items()},
+        "predictions": {label: asdict(one) for label, one in tuned.predictions.items()},
     }
 
 

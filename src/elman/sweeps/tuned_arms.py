@@ -13,8 +13,9 @@ from elman.config.run_config import RunConfig, flatten, size_keys
 from elman.launchers.job import SweepJob
 from elman.sections.budget import BUDGETS
 from elman.sections.tasks import TaskConfig
-from elman.sections.tune import SHAPE, Leaf, TuneConfig, Value
+from elman.sections.tune import SHAPE, LadderConfig, Leaf, TuneConfig, Value
 from elman.sweeps.composing import JobComposer
+from elman.tuning.ladder import family_and_size
 from elman.tuning.shapes import check_shapes, shapes_of, text_of
 from elman.tuning.space import Space, overrides_of
 from elman.tuning.study import check_sampler
@@ -78,6 +79,11 @@ def _arm(
     """Return one arm, after every check that needs no place to run."""
     _refuse_unscored(config, whole)
     model = whole.model.name
+    family, size = "", None
+    if config.ladder is not None:
+        family, size = family_and_size(model)
+        texts = merged(texts, _ladder_budget(texts, size, config.ladder))
+        whole = composer.config([*texts, f"{SEED}={seeds[0]}"])
     trial_model = config.trial_models.get(model, model)
     trial_texts, trial = texts, whole
     if trial_model != model:
@@ -99,9 +105,28 @@ def _arm(
         seeds=seeds,
         overrides=texts,
         shapes=shapes,
+        family=family,
+        size=size,
+        width=whole.model.dim if family else None,
     )
     check_sampler(config, Space.of(config, arm))
     return ArmJobs(arm, whole, trial, trial_texts)
+
+
+def _ladder_budget(texts: Sequence[str], size: int, ladder: LadderConfig) -> list[str]:
+    """Return the overrides that let a model learn from bytes in proportion to its size.
+
+    Raises:
+        UserError: the command sets another budget.
+    """
+    typed = {f"train.{kind}" for kind in BUDGETS}
+    for text in (text for text in texts if key_of(text) in typed):
+        raise UserError(
+            f"{text}: a ladder gives every size bytes in proportion; drop it, and type "
+            f"tune.ladder.bytes_per_param={ladder.bytes_per_param:g} or another number"
+        )
+    others = [f"train.{kind}=null" for kind in BUDGETS if kind != "bytes"]
+    return [*others, f"train.bytes={round(size * ladder.bytes_per_param)}"]
 
 
 def without_seed(texts: Iterable[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from elman.launchers.job import SweepJob
 from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.expand import expand
 from elman.sweeps.grow import nothing_to_add
+from elman.sweeps.ladder import LadderSource
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.tuned import TunedSource, read_arms
 from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, refuse_seed
@@ -68,7 +69,8 @@ def earlier_source(request: SweepRequest, earlier: EarlierSweep) -> TunedSource:
 
 
 def _source(request: SweepRequest, arms: Sequence[ArmJobs], tuned: Tuned) -> TunedSource:
-    return TunedSource(arms, tuned, request.composer, request.settings.launcher)
+    kind = TunedSource if tuned.config.ladder is None else LadderSource
+    return kind(arms, tuned, request.composer, request.settings.launcher)
 
 
 def _grown(
@@ -126,6 +128,11 @@ def _with_trials(request: SweepRequest, earlier: EarlierSweep, tuned: Tuned) -> 
     if not any(key_of(text) == _TRIALS for text in request.tune_texts):
         return tuned
     assert request.settings.tune is not None
+    if tuned.config.ladder is not None:
+        raise UserError(
+            f"{_TRIALS}: a ladder's lines are drawn through its trials, so it takes no more of "
+            f"them; drop it, or start a new sweep: {earlier.first_command}"
+        )
     trials, before = request.settings.tune.trials, tuned.config.trials
     if trials <= before:
         raise UserError(

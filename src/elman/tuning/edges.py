@@ -48,7 +48,7 @@ def edges(tuned: Tuned) -> dict[str, dict[str, Side]]:
         tuned: A tuned sweep whose trials have ended.
     """
     found = {}
-    for arm in tuned.arms:
+    for arm in tuned.searched:
         own = edges_of(tuned.of(arm.label), tuned.bounds, tuned.goal)
         if own:
             found[arm.label] = own

@@ -5,33 +5,13 @@ It follows from what the sweep has recorded alone, so a killed sweep goes on whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container
 
-from elman.sections.tune import Value
 from elman.tuning.choice import ranked
 from elman.tuning.edges import edges
+from elman.tuning.ladder import ladder_runs, most_checks
 from elman.tuning.space import widened
-from elman.tuning.trials import Arm, Phase, Trial, Tuned, same_values
-
-
-@dataclass(frozen=True)
-class WholeRun:
-    """A run of the confirmation, at full budget.
-
-    Args:
-        arm: Its arm.
-        phase: What it is for.
-        values: Its values of the space.
-        seed: Its ``train.seed``, which no trial had.
-        common: Whether these are the arm's published values.
-    """
-
-    arm: Arm
-    phase: Phase
-    values: Mapping[str, Value]
-    seed: int
-    common: bool
+from elman.tuning.trials import Arm, Trial, Tuned, WholeRun, same_values
 
 
 def trials_in(tuned: Tuned, growth: int) -> int:
@@ -48,7 +28,7 @@ def next_trial(tuned: Tuned, exhausted: Container[tuple[str, int]]) -> tuple[Arm
         tuned: The sweep.
         exhausted: The arms that have no new point left, with the growth.
     """
-    for arm in sorted(tuned.arms, key=lambda arm: len(tuned.of(arm.label))):
+    for arm in sorted(tuned.searched, key=lambda arm: len(tuned.of(arm.label))):
         for growth in range(len(tuned.ranges)):
             own = [one for one in tuned.of(arm.label) if one.growth == growth]
             if len(own) < trials_in(tuned, growth) and (arm.label, growth) not in exhausted:
@@ -82,8 +62,10 @@ def grown(tuned: Tuned, may: Callable[[str, float], bool]) -> dict[str, dict[str
 def whole_runs(tuned: Tuned) -> list[WholeRun]:
     """Return every run that the confirmation needs, those of one seed of all arms first.
 
-    An arm without a score has none.
+    An arm without a score has none. A ladder has its own order (:mod:`elman.tuning.ladder`).
     """
+    if tuned.config.ladder is not None:
+        return ladder_runs(tuned)
     found = [one for arm in tuned.arms for one in _of_arm(tuned, arm)]
     places = {"best": 0, "common": 1, "second": 2}
     return sorted(found, key=lambda one: (places[one.phase], one.arm.seeds.index(one.seed)))
@@ -109,9 +91,9 @@ def _of_arm(tuned: Tuned, arm: Arm) -> list[WholeRun]:
 
 def most_runs(tuned: Tuned) -> tuple[int, int, int]:
     """Return the numbers of trials, of trials of all growths, and of whole runs at most."""
-    config, arms = tuned.config, tuned.arms
-    trials = len(arms) * config.trials
-    growths = len(arms) * config.grow * config.grow_trials
+    config, arms, searched = tuned.config, tuned.arms, len(tuned.searched)
+    trials = searched * config.trials + most_checks(tuned)
+    growths = searched * config.grow * config.grow_trials
     common = [len(arm.seeds[: config.common_seeds]) for arm in arms]
     second = [len(arm.seeds[: config.second_seeds]) for arm in arms]
     return trials, growths, sum(len(arm.seeds) for arm in arms) + sum(common) + sum(second)

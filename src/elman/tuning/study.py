@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from elman.base import run_files
 from elman.base.errors import UserError
@@ -257,10 +257,15 @@ class Journal:
         return Proposal(values, there[known].system_attrs)
 
     def ask(self, arm: Arm, chosen: Proposal, bounds: Bounds) -> None:
-        """Note that a point is tried."""
+        """Note that a point is tried; one beyond the bounds, as a ladder's may be, widens them."""
         from optuna.trial import TrialState, create_trial
 
-        spaces = distributions(Space.of(self._config, arm), bounds)
+        values = {key: float(one) for key in bounds if _is_number(one := chosen.values[key])}
+        wide = {
+            key: (min(low, values.get(key, low)), max(high, values.get(key, high)))
+            for key, (low, high) in bounds.items()
+        }
+        spaces = distributions(Space.of(self._config, arm), wide)
         with quiet():
             self._study(arm).add_trial(
                 create_trial(
@@ -328,6 +333,10 @@ class _Locked:
 
     def release(self) -> None:
         """Do nothing."""
+
+
+def _is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _number(trial: Trial) -> int:

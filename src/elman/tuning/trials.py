@@ -7,6 +7,7 @@ reads Optuna's journal: it holds no more than these files.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ class Arm:
         seeds: The seeds of its confirmation.
         overrides: Its overrides, without ``train.seed``.
         shapes: The shapes of its trials, if those are searched.
+        family: Of a ladder: the name of its model without the size.
+        size: Of a ladder: the size in the name of its model, in parameters.
+        width: Of a ladder: ``model.dim``.
     """
 
     label: str
@@ -51,9 +55,13 @@ class Arm:
     seeds: tuple[int, ...] = ()
     overrides: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    family: str = ""
+    size: int | None = None
+    width: int | None = None
 
     def record(self) -> dict[str, Any]:
         """Return what ``sweep.json`` says of it."""
+        of_ladder = {"family": self.family, "size": self.size, "width": self.width}
         return {
             "arm": self.label,
             "model": self.model,
@@ -63,6 +71,7 @@ class Arm:
             "seeds": list(self.seeds),
             "overrides": list(self.overrides),
             "shapes": list(self.shapes),
+            **(of_ladder if self.family else {}),
         }
 
     @classmethod
@@ -77,6 +86,9 @@ class Arm:
             seeds=tuple(record.get("seeds") or ()),
             overrides=tuple(record.get("overrides") or ()),
             shapes=tuple(record.get("shapes") or ()),
+            family=str(record.get("family") or ""),
+            size=record.get("size"),
+            width=record.get("width"),
         )
 
 
@@ -127,6 +139,80 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class WholeRun:
+    """A run of the confirmation, at full budget.
+
+    Args:
+        arm: Its arm.
+        phase: What it is for.
+        values: Its values of the space.
+        seed: Its ``train.seed``, which no trial had.
+        common: Whether these are the arm's published values.
+    """
+
+    arm: Arm
+    phase: Phase
+    values: Mapping[str, Value]
+    seed: int
+    common: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """The learning rate of a family over its width: a line in the logarithms of both.
+
+    Args:
+        points: The widths of the sizes that have trials, each with its best rate.
+        slope: How many times the logarithm of the rate changes as that of the width does.
+        at: When it was drawn.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    slope: float
+    at: str
+
+    def rate(self, width: int) -> float:
+        """Return the rate at a width, where the line ends at no bound."""
+        logs = [(math.log(x), math.log(y)) for x, y in self.points]
+        x_mean = sum(x for x, _ in logs) / len(logs)
+        y_mean = sum(y for _, y in logs) / len(logs)
+        return math.exp(y_mean + self.slope * (math.log(width) - x_mean))
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Line:
+        """Return the line that ``sweep.json`` describes."""
+        points = tuple((int(width), float(rate)) for width, rate in record["points"])
+        return cls(points, float(record["slope"]), str(record["at"]))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was said of a size before it was trained.
+
+    Args:
+        score: The score that was predicted; None if too few smaller sizes had one.
+        low: Lower end of its interval.
+        high: Upper end.
+        sizes: The sizes that it is made from: parameters and mean score.
+        at: When it was recorded.
+        is_open: Whether two sizes left the limit of the law open.
+    """
+
+    score: float | None
+    low: float | None
+    high: float | None
+    sizes: tuple[tuple[int, float], ...]
+    at: str
+    is_open: bool = False
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Prediction:
+        """Return the prediction that ``sweep.json`` describes."""
+        sizes = tuple((int(params), float(score)) for params, score in record["sizes"])
+        return cls(**{**record, "sizes": sizes})
+
+
+@dataclass(frozen=True)
 class Tuned:
     """What is known of a tuned sweep.
 
@@ -139,6 +225,9 @@ class Tuned:
         trials: Its jobs, trials and confirmed runs, in their order.
         state: How far it is.
         choice: The choice of group ``tune``.
+        lines: Of a ladder: the line of rates of each family, by its name.
+        predictions: Of a ladder: what was predicted of a largest size before it was trained, by
+            the label of its arm.
     """
 
     config: TuneConfig
@@ -149,6 +238,24 @@ class Tuned:
     trials: tuple[Trial, ...] = field(default=())
     state: State = "trials"
     choice: str = ""
+    lines: Mapping[str, Line] = field(default_factory=dict)
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+
+    @property
+    def searched(self) -> tuple[Arm, ...]:
+        """The arms whose setting is searched: of a ladder only the smallest sizes of a family."""
+        if self.config.ladder is None:
+            return self.arms
+        number = self.config.ladder.tuned_sizes
+        return tuple(arm for own in self.families.values() for arm in own[:number])
+
+    @property
+    def families(self) -> dict[str, list[Arm]]:
+        """Of a ladder: the arms of each family, by size; the largest of several is held out."""
+        found: dict[str, list[Arm]] = {}
+        for arm in sorted(self.arms, key=lambda arm: (arm.size or 0, arm.params or 0)):
+            found.setdefault(arm.family, []).append(arm)
+        return {name: found[name] for name in dict.fromkeys(arm.family for arm in self.arms)}
 
     def of(self, arm: str, *phases: Phase) -> list[Trial]:
         """Return the jobs of an arm in some phases, or all its trials if none is named."""
@@ -197,6 +304,10 @@ def tuned_in(content: Mapping[str, Any], folder: Path) -> Tuned | None:
         ),
         state=head["state"],
         choice=str(head.get("choice") or ""),
+        lines={name: Line.read(one) for name, one in (head.get("lines") or {}).items()},
+        predictions={
+            label: Prediction.read(one) for label, one in (head.get("predictions") or {}).items()
+        },
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from elman.report.comparison.blocks import Table
 from elman.report.comparison.draw_components import gains
+from elman.report.comparison.draw_ladder import over_size
 from elman.report.comparison.draw_tuned import bars, marker, over_setting, parallel
 from elman.report.comparison.frame import Frame, cross, half_width, mark, short
 from elman.report.comparison.ink import (
@@ -37,6 +38,7 @@ from elman.report.comparison.pictures import (
     OverNames,
     OverNumbers,
     OverSetting,
+    OverSize,
     Parallel,
     Picture,
     Point,
@@ -78,6 +80,8 @@ def draw(picture: Picture) -> Drawing:
             return bars(picture)
         case Gains():
             return gains(picture)
+        case OverSize():
+            return over_size(picture)
     return _over_numbers(picture)
 
 
@@ -338,7 +342,7 @@ def with_legend(drawing: Drawing, picture: Picture) -> Drawing:
         style = entries[row][1]
         line: Shape = Path([[(x, y), (x + _SAMPLE, y)]], element="polyline")
         inside = [line, marker(style, x + _SAMPLE / 2, y)]
-        several = isinstance(picture, OverSetting)
+        several = isinstance(picture, OverSetting | OverSize)
         shapes.append(
             Group(inside if several else [line], "trial" if several else "line", row, style)
         )
@@ -354,6 +358,8 @@ def _named(picture: Picture) -> dict[int, tuple[str, int]]:
             return {one.row: (one.full_name, one.style) for one in reversed(picture.curves)}
         case OverSetting():
             return {one.row: (one.name, one.style) for one in picture.arms}
+        case OverSize():
+            return {one.row: (one.name, one.style) for one in picture.families}
         case Bars():
             return {
                 one.row: (one.name, one.style) for _, of_key in picture.groups for one in of_key

@@ -45,6 +45,8 @@ from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.draw_tuned import marker
 from elman.report.comparison.ink import COLORS, DARK, LIGHT, rules, sample, svg, variables
+from elman.report.comparison.ladder_text import TITLE as LADDER_TITLE
+from elman.report.comparison.ladder_text import ladder_parts
 from elman.report.comparison.notes import Failures, ending, failures_of, rate_notes, run_notes
 from elman.report.comparison.plots import GRID, PagePictures, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
@@ -97,6 +99,7 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield _tasks(report, pictures)
     yield Block("What was swept", _figures(pictures.swept))
     yield _table(report)
+    yield Block(LADDER_TITLE, [*ladder_parts(report.ladders), *_laws(pictures)])
     gains = [*component_parts(report.components), *_figures(pictures.components)]
     yield Block(COMPONENTS_TITLE, gains)
     yield Block(TUNING_TITLE, [*tuning_parts(report.tuned), *_trials(pictures)])
@@ -367,6 +370,13 @@ def _plots(report: Report, plots: Sequence[Plot]) -> Block:
         if any(run.metrics is not None for run in row.runs)
     ]
     return Block("Plots", [Text(caption, "caption"), Legend(legend), *_figures(plots)])
+
+
+def _laws(pictures: PagePictures) -> Iterator[Any]:
+    """Yield the pictures of ladders."""
+    for one in pictures.ladders:
+        yield Legend([Entry(rows, style, name, marker=True) for name, rows, style in one.families])
+        yield from _figures(one.plots)
 
 
 def _trials(pictures: PagePictures) -> Iterator[Any]:

@@ -388,8 +388,63 @@ class Gains:
     x: Axis
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A value at a place, with a bar between two ends, and everything about it in one line."""
+
+    x: float
+    y: float
+    ends: tuple[float, float]
+    tip: str
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class FamilyCurve:
+    """One family in a picture of a ladder.
+
+    Args:
+        row: Number of its first row in the table.
+        name: What it is called.
+        style: Its line style.
+        line: The places of its line.
+        band: Places with the lower and the upper end of its band.
+        marks: What was found at its sizes.
+        predicted: What was predicted of a size.
+    """
+
+    row: int
+    name: str
+    style: int
+    line: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]]
+    marks: Sequence[Mark]
+    predicted: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True)
+class OverSize:
+    """What families have at each size; ``rates``: the rates of trials over widths."""
+
+    name: str
+    title: str
+    families: Sequence[FamilyCurve]
+    x: Axis
+    y: Axis
+    rates: bool = False
+
+
 Picture = (
-    Lines | Scatter | OverNumbers | OverNames | HeatMap | OverSetting | Parallel | Bars | Gains
+    Lines
+    | Scatter
+    | OverNumbers
+    | OverNames
+    | HeatMap
+    | OverSetting
+    | Parallel
+    | Bars
+    | Gains
+    | OverSize
 )
 
 

@@ -25,6 +25,7 @@ from elman.report.comparison.deciding import (
 )
 from elman.report.comparison.draw import Plot, draw_tasks
 from elman.report.comparison.ink import Drawing
+from elman.report.comparison.ladder_plots import LadderPictures, ladder_pictures
 from elman.report.comparison.pictures import (
     Axis,
     Curve,
@@ -425,6 +426,7 @@ class PagePictures:
         curves: Everything else.
         tuned: The trials of each tuned sweep.
         components: The gain of each component of a suite.
+        ladders: The laws and rates of each ladder.
     """
 
     grid: Drawing | None
@@ -433,12 +435,14 @@ class PagePictures:
     curves: tuple[Plot, ...]
     tuned: tuple[TunedPictures, ...] = ()
     components: tuple[Plot, ...] = ()
+    ladders: tuple[LadderPictures, ...] = ()
 
     @property
     def all(self) -> tuple[Plot, ...]:
         """Every plot, in the order of the page."""
         trials = (plot for one in self.tuned for plot in (*one.plots, *one.parallel))
-        return (*self.tasks, *self.swept, *self.components, *trials, *self.curves)
+        laws = (plot for one in self.ladders for plot in one.plots)
+        return (*self.tasks, *self.swept, *laws, *self.components, *trials, *self.curves)
 
 
 def page_pictures(report: Report) -> PagePictures:
@@ -452,4 +456,5 @@ def page_pictures(report: Report) -> PagePictures:
     tuned = tuned_pictures(report.tuned, report.rows)
     gains = tuple(component_plots(report.components))
     lengths = tuple(length_plots(report.tasks))
-    return PagePictures(grid, swept, lengths, curves, tuple(tuned), gains)
+    ladders = tuple(ladder_pictures(report.ladders, report.rows))
+    return PagePictures(grid, swept, lengths, curves, tuple(tuned), gains, ladders)

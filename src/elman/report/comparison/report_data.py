@@ -13,6 +13,7 @@ from elman.report.comparison.audit.audit import Audit, audit_of
 from elman.report.comparison.audit.finding import Subject
 from elman.report.comparison.components import Components, components_of
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
+from elman.report.comparison.ladder import Ladder, ladder_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.rows import (
@@ -61,8 +62,15 @@ class Report:
 
     @cached_property
     def tuned(self) -> tuple[TunedSweep, ...]:
-        """What its tuned sweeps found."""
-        return tuple(one for _, one in self._tuned if isinstance(one, TunedSweep))
+        """What its tuned sweeps found; a ladder compares families and not its arms."""
+        every = [one for _, one in self._tuned if isinstance(one, TunedSweep)]
+        return tuple(one for one in every if one.tuned.config.ladder is None)
+
+    @cached_property
+    def ladders(self) -> tuple[Ladder, ...]:
+        """What its ladders found."""
+        every = [one for _, one in self._tuned if isinstance(one, TunedSweep)]
+        return tuple(ladder_of(one) for one in every if one.tuned.config.ladder is not None)
 
     @cached_property
     def components(self) -> tuple[Components, ...]:

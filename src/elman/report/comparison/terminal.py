@@ -13,6 +13,7 @@ from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.config.run_config import RunConfig
 from elman.report.comparison.blocks import Head, Line, Table, one_line, terminal_table
 from elman.report.comparison.components_text import print_components
+from elman.report.comparison.ladder_text import print_ladders
 from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.tuning import print_tuning
 from elman.report.comparison.wins_text import print_wins
@@ -36,6 +37,7 @@ def print_report(console: Console, report: Report) -> None:
     for note in (*report.comparison, *report.problems):
         say(console, note)
     _print_tasks(console, report)
+    print_ladders(console, report.ladders)
     print_tuning(console, report.tuned)
     print_components(console, report.components)
     print_wins(console, report.wins)

@@ -32,6 +32,8 @@ from elman.report.comparison.components_text import (
     component_markdown,
 )
 from elman.report.comparison.components_text import JSON_MARK as COMPONENTS_MARK
+from elman.report.comparison.ladder_text import JSON_MARK as LADDER_MARK
+from elman.report.comparison.ladder_text import ladder_json, ladder_markdown
 from elman.report.comparison.notes import rate_notes
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.report_data import Report
@@ -204,7 +206,8 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
     tasks = report.tasks.in_words(report.published.records)
-    tuned = (*component_markdown(report.components), *tuning_markdown(report.tuned))
+    found = (*ladder_markdown(report.ladders), *component_markdown(report.components))
+    tuned = (*found, *tuning_markdown(report.tuned))
     for part in (*tasks, *tuned, *wins_markdown(report.wins)):
         if isinstance(part, Command):
             parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
@@ -243,12 +246,16 @@ _WRITERS: dict[str, Callable[[Report], str]] = {
     PAGE: page_text,
     run_files.AUDIT: lambda report: report.audit.json(),
 }
+_OF_LADDERS: dict[str, Callable[[Report], str]] = {
+    run_files.LADDER: lambda report: ladder_json(report.ladders)
+}
 _OF_COMPONENTS: dict[str, Callable[[Report], str]] = {
     run_files.COMPONENTS: lambda report: component_json(report.components)
 }
 # How an earlier report begins: only such a file is replaced.
 _MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
 _MARKS |= {run_files.AUDIT: JSON_MARK, run_files.COMPONENTS: COMPONENTS_MARK}
+_MARKS |= {run_files.LADDER: LADDER_MARK}
 _BEGINNING = 1024
 
 
@@ -261,6 +268,7 @@ def write_report(report: Report, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writers = {**_WRITERS, **(_OF_COMPONENTS if report.components else {})}
+        writers |= _OF_LADDERS if report.ladders else {}
         for name in writers:
             _refuse_foreign(folder / name)
         for name, writer in writers.items():

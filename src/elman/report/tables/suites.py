@@ -33,6 +33,8 @@ def suite_cells(suite: Suite) -> list[str]:
 
 def bound(suite: Suite) -> str:
     """Return how long each run of a suite is, by the first kind of budget that all of them have."""
+    if "tune=ladder" in suite.shared:
+        return "bytes by size"
     for kind in KINDS:
         if sizes := _limits(suite, kind.key):
             form = ",.0f" if kind.equal_steps else kind.form
