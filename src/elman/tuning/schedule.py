@@ -94,6 +94,8 @@ def most_runs(tuned: Tuned) -> tuple[int, int, int]:
     config, arms, searched = tuned.config, tuned.arms, len(tuned.searched)
     trials = searched * config.trials + most_checks(tuned)
     growths = searched * config.grow * config.grow_trials
+    if config.ladder is not None:
+        return trials, growths, sum(len(arm.seeds) for arm in arms)
     common = [len(arm.seeds[: config.common_seeds]) for arm in arms]
     second = [len(arm.seeds[: config.second_seeds]) for arm in arms]
     return trials, growths, sum(len(arm.seeds) for arm in arms) + sum(common) + sum(second)

@@ -21,7 +21,8 @@ REFUSED, BROKEN, KILLED, NON_FINITE, UNTIL_SIGNAL, INTERRUPTED_EARLY = 901, 902,
 STUBBORN, PREEMPTED, DISK_FULL, WRONG_KERNEL = 907, 908, 909, 910
 # Seconds that a job takes that ends well.
 SECONDS = float(os.environ.get("STUB_SECONDS", "0"))
-# By model the rate at which its score is best, and the largest rate at which it does not diverge.
+# By model the rate at which its score is best, the largest rate at which it does not diverge, and,
+# if it is not 2, the score at the best rate.
 SCORES = json.loads(os.environ.get("STUB_SCORES", "null"))
 # A folder in which every job notes when it ran and what it saw.
 NOTES = os.environ.get("STUB_NOTES")
@@ -71,12 +72,14 @@ def run(job: PreparedRun) -> ExitStatus:
     return _end(folder, config, "ok", ExitStatus.OK, **numbers, val_bpb=2.25, tok_s=12345.6)
 
 
-def _scored(folder: Path, config: RunConfig, peak: float, limit: float) -> ExitStatus:
+def _scored(
+    folder: Path, config: RunConfig, peak: float, limit: float, least: float = 2.0
+) -> ExitStatus:
     """End with a score that depends on the rate, and a little on the seed."""
     rate = config.optim.lr
     if rate > limit:
         return _end(folder, config, "nan", ExitStatus.NON_FINITE)
-    score = 2 + math.log10(rate / peak) ** 2 + config.train.seed / 1000
+    score = least + math.log10(rate / peak) ** 2 + config.train.seed / 1000
     numbers = {"params": 594720, "steps": config.train.steps, "loss": 1.5, "loss_steps": 7}
     return _end(folder, config, "ok", ExitStatus.OK, **numbers, val_bpb=score, tok_s=12345.6)
 
