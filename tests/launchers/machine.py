@@ -54,6 +54,7 @@ class Machine:
                 nvml.PRETENDED: str(self.folder / "gpus.json"),
                 locks.FOLDER: str(self.folder / "locks"),
                 "PYTHONPATH": str(STUBS),
+                "STUB_FORKS": "yes",
             }
         )
         numbers = [str(value) for value in (seconds, save, wait, each, share)]

@@ -49,8 +49,11 @@ def elman(
 
 @pytest.fixture
 def stub_environment() -> dict[str, str]:
-    """Return the environment of a fresh process that has the stub modes."""
-    return os.environ | {"PYTHONPATH": str(STUBS), "COLUMNS": "160"}
+    """Return the environment of a fresh process that has the stub modes.
+
+    A sweep's jobs are forks of its launcher; without STUB_FORKS they are fresh processes, too.
+    """
+    return os.environ | {"PYTHONPATH": str(STUBS), "COLUMNS": "160", "STUB_FORKS": "yes"}
 
 
 @pytest.fixture

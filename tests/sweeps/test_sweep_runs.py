@@ -33,7 +33,12 @@ def rows(output: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")] for line in lines]
 
 
-def test_failed_and_killed_jobs_do_not_stop_the_rest(elman_process: Elman, tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", ["in processes that start anew", "in forks"])
+def test_failed_and_killed_jobs_do_not_stop_the_rest(
+    elman_process: Elman, tmp_path: Path, stub_environment: dict[str, str], jobs: str
+) -> None:
+    if jobs != "in forks":  # as they are outside tests
+        del stub_environment["STUB_FORKS"]
     ended = elman_process("-m", "train.steps=3,901,902,903,904,4", "optim.lr=1e-3")
     assert ended.status == 1
     table = rows(ended.output)

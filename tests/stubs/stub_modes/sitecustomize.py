@@ -7,6 +7,7 @@ tests are about what happens around them.
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,3 +31,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Finder())
+if "STUB_FORKS" in os.environ:
+    from forked_jobs import fork_jobs
+
+    fork_jobs()
