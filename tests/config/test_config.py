@@ -104,6 +104,7 @@ NEEDED = {
     "eval": ["eval.checkpoint=run"],
     "generate": ["generate.checkpoint=run"],
     "solve": ["solve.params=1M"],
+    "probe": ["probe.checkpoint=run"],
     "report": ["report.dir=run"],
     "verdict": ["verdict.a=run", "verdict.b=run"],
 }

@@ -420,6 +420,16 @@ CASES: dict[str, list[str]] = {
         "mode=verdict verdict.a=run verdict.b=run verdict.json=yaml",
         "mode=verdict verdict.a=run verdict.b=run report.dir=run",
     ],
+    "Probes": [
+        "mode=probe",
+        "mode=probe probe.checkpoint=nowhere",
+        "mode=probe probe.checkpoint=run probe.length=8",
+        "mode=probe probe.checkpoint=run probe.documents=1",
+        "mode=probe probe.checkpoint=run probe.parts=[memry]",
+        "mode=probe probe.checkpoint=run probe.parts=[]",
+        "mode=probe probe.checkpoint=run probe.field=body",
+        "mode=probe probe.checkpoint=run model=e1",
+    ],
     "Proofs and benchmarks": [
         "parity.seed=1",
         "mode=parity parity.quick=maybe",

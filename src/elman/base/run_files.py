@@ -32,6 +32,7 @@ HYDRA = ".hydra"
 # The folder of another mode's job has these in place of a result.
 PARITY = "parity.json"
 BENCH = "bench.json"
+PROBE = "probe.json"
 
 # A checkpoint: a folder ``step-<n>`` below CHECKPOINTS, with a copy of CONFIG.
 STEP = "step-"

@@ -24,6 +24,7 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
   elman launcher=slurm model=e75h4n16,e42 ...     the same as an array of jobs on a cluster
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
+  elman mode=probe probe.checkpoint=<run folder>  what its state remembers, and for how long
   elman mode=report report.dir=<sweep folder>     its table and plots, from its result files
   elman mode=verdict verdict.a=<run> verdict.b=<run>
                                                   which one is better, for scripts

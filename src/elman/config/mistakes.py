@@ -36,7 +36,7 @@ from elman.config.model_files import MODEL
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are not printed; the error says what prints them.
-_LONGEST_LIST = 12
+_LONGEST_LIST = 14
 # Errors of other types that these packages raise for a user's mistake.
 _FOREIGN = ("hydra", "omegaconf", "antlr4", "yaml")
 _NOUNS = {"model": "model", "mode": "mode", "optim": "optimizer", "data": "data"}
@@ -44,6 +44,7 @@ _NOUNS["benchmark"] = "suite"
 _PLACEHOLDERS = {
     "eval.checkpoint": "<run folder>",
     "generate.checkpoint": "<run folder>",
+    "probe.checkpoint": "<run folder>",
     "model.dim": "512",
     "model.depth": "4",
 }

@@ -17,6 +17,7 @@ from elman.sections.model import ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig
 from elman.sections.optim import OptimConfig
 from elman.sections.parallel import ParallelConfig
+from elman.sections.probe import ProbeConfig
 from elman.sections.reporting import ReportConfig, VerdictConfig
 from elman.sections.section import Section
 from elman.sections.solve import SolveConfig
@@ -39,6 +40,7 @@ class RunConfig(Section):
         "report",
         "tasks",
         "verdict",
+        "probe",
     ]
     model: ModelConfig
     data: AnyData
@@ -56,6 +58,7 @@ class RunConfig(Section):
     bench: BenchConfig | None = None
     report: ReportConfig | None = None
     verdict: VerdictConfig | None = None
+    probe: ProbeConfig | None = None
 
 
 OF_SWEEPS = ("launcher", "sweep", "tune")
@@ -130,6 +133,12 @@ MODES: dict[str, Mode] = {
         compares=True,
         result_file=run_files.BENCH,
         table="elman.report.tables.bench:print_bench_sweep",
+    ),
+    "probe": Mode(
+        frozenset({"probe", "kernels", "baseline"}),
+        makes_folder=True,
+        result_file=run_files.PROBE,
+        table="elman.report.probe.write:print_probe_sweep",
     ),
 }
 

@@ -37,6 +37,7 @@ _OF_SWEEPS: dict[str, type[Section]] = {"sweep": SweepConfig, "tune": TuneConfig
 _OF_MODE = {
     "eval": "eval.checkpoint",
     "generate": "generate.checkpoint",
+    "probe": "probe.checkpoint",
     "report": "report.dir",
     "solve": "solve.params",
     "verdict": "verdict.a",

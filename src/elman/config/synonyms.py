@@ -87,6 +87,7 @@ CHOICES = {
             "solve": "size",
             "bench": "profile speed",
             "parity": "check verify",
+            "probe": "introspect memory state",
             "report": "compare plot results summary",
             "verdict": "better decide significance winner",
             "doctor": "diagnose env info",

@@ -84,6 +84,7 @@ def wants_gpu(config: RunConfig) -> bool:
         "eval": config.eval,
         "generate": config.generate,
         "bench": config.bench,
+        "probe": config.probe,
     }
     section = sections.get(config.mode)
     return section is not None and section.device != "cpu"

@@ -42,8 +42,11 @@ def config_hash(config: RunConfig) -> str:
 
 
 def run_name(config: RunConfig) -> str:
-    """Return ``<model>_<hash>``, safe as part of a file name."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', config.model.name)}_{config_hash(config)}"
+    """Return ``<model>_<hash>``, safe as part of a file name; a probe has its run's name."""
+    name = config.model.name
+    if config.probe is not None:
+        name = f"probe-{Path(config.probe.checkpoint).name}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}_{config_hash(config)}"
 
 
 def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.now) -> Path:

@@ -286,6 +286,7 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
         "train.init_from": config.train.init_from if "train" in reads else None,
         "eval.checkpoint": config.eval.checkpoint if config.eval else None,
         "generate.checkpoint": config.generate.checkpoint if config.generate else None,
+        "probe.checkpoint": config.probe.checkpoint if config.probe else None,
     }
     for key, place in places.items():
         if place is not None and not Path(place).expanduser().exists():

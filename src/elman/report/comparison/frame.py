@@ -38,7 +38,7 @@ class Frame:
         return min(max(place, -1000.0), 1000.0 + self.height)
 
     def drawing(self, picture: Picture, shapes: Sequence[Shape]) -> Drawing:
-        """Return a picture with its grid; its facts give a script the linear axes."""
+        """Return a picture with its grid; its facts give a script the axes."""
         x, y = self.x_axis, self.y_axis
         inside = (self.left, self.width - self.right, self.top, self.height - self.bottom)
         facts = {
@@ -47,6 +47,8 @@ class Frame:
             "data-x": x.label,
             "data-y": y.label,
         }
+        if x.log or y.log:
+            facts["data-log"] = "x" * x.log + "y" * y.log
         every = [self._grid(), *shapes]
         size = self.width, self.height
         return Drawing(picture.name, picture.title, *size, every, inside, facts)

@@ -6,7 +6,7 @@ that returns a :class:`~.blocks.Block`, and one line in that list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -71,7 +71,8 @@ from elman.report.comparison.tuning import tuning_parts
 from elman.report.comparison.wins_text import wins_parts
 from elman.runs.state import RUNNING
 
-PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
+_MARK = '<meta name="generator" content="elman mode={}" />'
+PAGE_MARK = _MARK.format("report")
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
     *("tok/s", MEMORY_UNIT.name, "min"),
@@ -97,10 +98,10 @@ def blocks_of(report: Report) -> Iterator[Block]:
     yield _failures(report)
     yield _comparison(report)
     yield _tasks(report, pictures)
-    yield Block("What was swept", _figures(pictures.swept))
+    yield Block("What was swept", figures_of(pictures.swept))
     yield _table(report)
     yield Block(LADDER_TITLE, [*ladder_parts(report.ladders), *_laws(pictures)])
-    gains = [*component_parts(report.components), *_figures(pictures.components)]
+    gains = [*component_parts(report.components), *figures_of(pictures.components)]
     yield Block(COMPONENTS_TITLE, gains)
     yield Block(TUNING_TITLE, [*tuning_parts(report.tuned), *_trials(pictures)])
     yield Block("Who wins", wins_parts(report.wins, report.rows))
@@ -115,14 +116,38 @@ def blocks_of(report: Report) -> Iterator[Block]:
 
 def page_text(report: Report) -> str:
     """Return the whole page."""
+    names = ", ".join(source.folder.name for source in report.sources)
     living = any(source.living for source in report.sources)
+    long = len(report.rows) > _MANY_RUNS
+    return rendered("report", names, list(_facts(report)), blocks_of(report), living, long)
+
+
+def rendered(
+    mode: str,
+    names: str,
+    facts: Sequence[str],
+    blocks: Iterable[Block],
+    living: bool = False,
+    long: bool = False,
+) -> str:
+    """Return a page of blocks.
+
+    Args:
+        mode: The mode that writes it.
+        names: What it is about.
+        facts: The lines below its heading.
+        blocks: Its blocks; those without parts are left out.
+        living: Whether it reloads itself each minute.
+        long: Whether so much is on it that numbers of figures are not printed on paper.
+    """
     return _template().render(
-        blocks=list(blocks_of(report)),
-        names=", ".join(source.folder.name for source in report.sources),
-        facts=list(_facts(report)),
+        mode=mode,
+        blocks=list(blocks),
+        names=names,
+        facts=facts,
         living=living,
-        long=len(report.rows) > _MANY_RUNS,
-        mark=Markup(PAGE_MARK),
+        long=long,
+        mark=Markup(_MARK.format(mode)),
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
         pens=Markup(rules()),
@@ -311,7 +336,7 @@ def _tasks(report: Report, pictures: PagePictures) -> Block:
             model: [cell.number for cell in tasks.cells if cell.model == model] for model in tested
         }
         legend = [Entry(rows[model], style_of_model(tasks, model), model) for model in tested]
-        parts += [Text(caption, "caption"), Legend(legend), *_figures(plots)]
+        parts += [Text(caption, "caption"), Legend(legend), *figures_of(plots)]
     return Block(TITLE, parts)
 
 
@@ -369,14 +394,14 @@ def _plots(report: Report, plots: Sequence[Plot]) -> Block:
         for number, row in enumerate(report.rows)
         if any(run.metrics is not None for run in row.runs)
     ]
-    return Block("Plots", [Text(caption, "caption"), Legend(legend), *_figures(plots)])
+    return Block("Plots", [Text(caption, "caption"), Legend(legend), *figures_of(plots)])
 
 
 def _laws(pictures: PagePictures) -> Iterator[Any]:
     """Yield the pictures of ladders."""
     for one in pictures.ladders:
         yield Legend([Entry(rows, style, name, marker=True) for name, rows, style in one.families])
-        yield from _figures(one.plots)
+        yield from figures_of(one.plots)
 
 
 def _trials(pictures: PagePictures) -> Iterator[Any]:
@@ -385,13 +410,13 @@ def _trials(pictures: PagePictures) -> Iterator[Any]:
         if len(one.arms) > 1:
             yield Legend([Entry([arm.row], arm.style, arm.name, marker=True) for arm in one.arms])
         folded = len(one.parallel) > _MOST_PARALLEL
-        yield from _figures([*one.plots, *(() if folded else one.parallel)])
+        yield from figures_of([*one.plots, *(() if folded else one.parallel)])
         if folded:
-            yield Fold("The trials of each arm as parallel coordinates", _figures(one.parallel))
+            yield Fold("The trials of each arm as parallel coordinates", figures_of(one.parallel))
         yield from (Text(note, "caption") for note in one.notes)
 
 
-def _figures(plots: Sequence[Plot]) -> list[Figures]:
+def figures_of(plots: Sequence[Plot]) -> list[Figures]:
     figures = [Figure(Markup(one.svg), one.caption, one.title, one.numbers) for one in plots]
     return [Figures(figures)] if figures else []
 

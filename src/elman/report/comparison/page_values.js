@@ -14,11 +14,13 @@
       var known = Number(number.toPrecision(4));
       return (whole ? Math.round(known) : known).toLocaleString("en-US", { maximumFractionDigits: 9 });
     }
-    var whole = /steps|bytes$/.test(svg.dataset.x);
+    // The value at a share of an axis, which may be logarithmic.
+    function at(share, low, high, log) { return log ? low * Math.pow(high / low, share) : low + (high - low) * share; }
+    var whole = /steps|bytes$/.test(svg.dataset.x), log = svg.dataset.log || "";
     var lists = Array.from(svg.querySelectorAll(".line:not(.out) polyline")).map(function (line) {
       return Array.from(line.points).filter(function (p) { return p.y >= box[2] - 1; }).map(function (p) {
-        var x = ends[0] + (ends[1] - ends[0]) * (p.x - box[0]) / (box[1] - box[0]);
-        var y = ends[2] + (ends[3] - ends[2]) * (box[3] - p.y) / (box[3] - box[2]);
+        var x = at((p.x - box[0]) / (box[1] - box[0]), ends[0], ends[1], log.includes("x"));
+        var y = at((box[3] - p.y) / (box[3] - box[2]), ends[2], ends[3], log.includes("y"));
         return [p.x, p.y, line.dataset.name + "\n" + svg.dataset.y + ": " + shown(y) + "\n" + svg.dataset.x + ": " + shown(x, whole)];
       });
     });

@@ -40,6 +40,7 @@ def load(
     device: str | torch.device = "cpu",
     backend: str = "auto",
     allow_slow: bool = False,
+    context: int | None = None,
 ) -> LanguageModel:
     """Return the trained model of a run, in evaluation mode.
 
@@ -51,14 +52,16 @@ def load(
         device: Where the model goes.
         backend: As ``kernels.backend``.
         allow_slow: As ``baseline.allow_slow``.
+        context: Bytes that an attention attends to in place of its own ``model.context``.
 
     Raises:
         UserError: there is no checkpoint, it is damaged, or its backend or package is missing.
     """
     checkpoint = find_checkpoint(place)
     config = saved_config(checkpoint)
+    options = config.model.options | ({} if context is None else {"context": context})
     model = build_model(
-        config.model,
+        config.model.model_copy(update={"options": options}),
         backend=backend,
         device=device,
         allow_slow=allow_slow,

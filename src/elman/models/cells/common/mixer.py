@@ -173,6 +173,25 @@ class Mixer(nn.Module):
             self._shapes = self.state_shapes()
         return self._shapes
 
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+        """Return the factors by which the steps multiply the old state before they write.
+
+        A cell that has no such factor does not have the method: then the answer is None.
+
+        Args:
+            x_btd: As ``forward``.
+            state: As ``forward``.
+
+        Returns:
+            Factors [B, T, heads, ...] in fp32 or wider. Axes behind the heads are channels of a
+            head; a cell without heads has one.
+        """
+        return None
+
+    def tells_decay(self) -> bool:
+        """Return whether the layer, with its options, has a decay to tell."""
+        return type(self).applied_decay is not Mixer.applied_decay
+
     def place(self, index: int, layers: Sequence[nn.Module]) -> None:
         """Learn that this is layer ``index`` of ``layers``; to most cells all are equal."""
 

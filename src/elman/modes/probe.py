@@ -1,0 +1,187 @@
+"""``mode=probe``: what a model's state remembers, as numbers and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+
+from elman.base import run_files
+from elman.base.consoles import say, table_console
+from elman.base.disk import say_unwritten
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, RunStatus
+from elman.base.live_line import ProgressBar
+from elman.base.typed_in import shortest
+from elman.base.whole_file import put_json
+from elman.config.run_config import RunConfig
+from elman.data.batches import open_text
+from elman.data.choosing import chosen_line, chosen_to_score
+from elman.data.files import ByteSource
+from elman.data.opening import open_files
+from elman.devices.environment import choose_device, device_name, revision
+from elman.evaluation.validation import uses_bf16
+from elman.models.backends import resolve_backend
+from elman.models.cells import registry
+from elman.probe.chunks import Reader, Text, evenly
+from elman.probe.kept import KeptParts
+from elman.probe.measure import Subject, measure
+from elman.probe.result import DEFINITIONS, PROBE_VERSION, ProbeResult
+from elman.report.probe.views import views_of
+from elman.report.probe.write import print_and_write
+from elman.runs.folder import RunLock, write_config
+from elman.runs.prepared import PreparedRun
+from elman.sections.probe import ProbeConfig
+from elman.sections.training import DataConfig
+from elman.training.checkpoints.loading import load, saved_config, slow_path_note
+from elman.training.checkpoints.store import Checkpoint, find_checkpoint
+
+_LENGTH = {"cuda": 131_072, "cpu": 8_192}
+_DOCUMENTS = 8
+# A pass that learns nothing keeps one layer's tensors only, so it can have more positions.
+_TIMES_A_TRAINED_BATCH = 4
+
+
+def run(job: PreparedRun) -> ExitStatus:
+    """Measure what ``config.probe`` asks for, write ``probe.json`` and its page.
+
+    Raises:
+        UserError: no such checkpoint, data or device, or the text is too short.
+    """
+    config, folder = job.config, job.folder
+    assert config.probe is not None
+    assert folder is not None
+    settings, console = config.probe, table_console()
+    checkpoint = find_checkpoint(settings.checkpoint)
+    trained = saved_config(checkpoint)
+    device = choose_device(settings.device, "probe.device")
+    with RunLock(folder), _opened(settings, trained, device, console) as text:
+        write_config(folder, config)
+        reader = _reader(config, checkpoint, trained, device, console)
+        backend = config.kernels.backend
+        result = _described(settings, checkpoint, trained, reader, text, backend)
+        facts = result.model_dump() | {"meta": checkpoint.meta, "revision": revision()}
+        kept = KeptParts(facts | {"offsets": text.offsets_d.tolist()})
+        with ProgressBar("starting", Console(stderr=True), quiet=math.inf) as bar:
+            subject = Subject(reader, text, settings.seed)
+            measure(subject, settings.parts, result, kept, bar.begin, bar.show)
+        tree = result.model_dump()
+        failure: OSError | None = None
+        try:
+            put_json(folder / run_files.PROBE, tree)
+            kept.forget()
+        except OSError as error:
+            failure = error
+    written = print_and_write(console, views_of([tree]), folder)
+    say(console, f"everything about it: {shortest(folder)}")
+    if failure is not None:
+        say_unwritten(folder / run_files.PROBE, failure)
+    if failure is not None or not written:
+        return ExitStatus.FAILED
+    return result.status.exit_status
+
+
+@contextmanager
+def _opened(
+    settings: ProbeConfig, trained: RunConfig, device: torch.device, console: Console
+) -> Iterator[Text]:
+    """Yield the documents that are read."""
+    if not isinstance(trained.data, DataConfig):
+        raise UserError(
+            f"probe.checkpoint={settings.checkpoint}: learned a task, whose symbols are no text; "
+            "name a run that learned text"
+        )
+    length = settings.length or _LENGTH[device.type]
+    if settings.path is None:
+        with open_text(trained.data, trained.train.chunk_size, console.print) as data:
+            yield _documents(settings, data.source, data.train_bytes, length)
+        return
+    chosen = chosen_to_score(settings.path, settings.format, settings.field, "probe.path")
+    if left := chosen_line(chosen, "probing on"):
+        say(console, f"files: {left}")
+    with open_files(chosen.train, settings.field, "probe.path") as source:
+        yield _documents(settings, source, 0, length)
+
+
+def _documents(settings: ProbeConfig, source: ByteSource, first: int, length: int) -> Text:
+    """Return evenly spaced stretches of the text from byte ``first`` on."""
+    size, row = len(source) - first, length + 1
+    fitting = size // row
+    count = settings.documents or min(_DOCUMENTS, fitting)
+    if count < 2 or count > fitting:
+        longest = size // max(2, settings.documents or 0) - 1
+        shorter = f"type probe.length={longest} or less, or " if longest >= 64 else ""
+        raise UserError(
+            f"probe.length={length}: {max(2, count)} documents need {max(2, count) * row:,} bytes, "
+            f"but {source.label} has {size:,} to read; {shorter}name more text with "
+            "probe.path=<file>"
+        )
+    return Text(source, evenly(count, first, len(source) - row), length)
+
+
+def _reader(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    trained: RunConfig,
+    device: torch.device,
+    console: Console,
+) -> Reader:
+    """Return the model, ready to read."""
+    settings, backend, slow = config.probe, config.kernels.backend, config.baseline.allow_slow
+    assert settings is not None
+    window = _window(settings, trained)
+    model = load(checkpoint.path, device, backend, slow, context=window)
+    if note := slow_path_note(checkpoint.path, device, backend, slow):
+        say(console, note)
+    train = trained.train
+    positions = _TIMES_A_TRAINED_BATCH * train.batch_size * train.chunk_size
+    return Reader(model, device, train.precision, train.chunk_size, positions)
+
+
+def _window(settings: ProbeConfig, trained: RunConfig) -> int | None:
+    """Return how many bytes an attention attends to; None for a cell without one."""
+    model = trained.model
+    if "context" not in model.options:
+        if settings.window is not None:
+            raise UserError(
+                f"probe.window={settings.window}: cell {model.cell} has no attention; drop it"
+            )
+        return None
+    context = model.options["context"]
+    assert isinstance(context, int)
+    return settings.window or context or trained.train.chunk_size
+
+
+def _described(
+    settings: ProbeConfig,
+    checkpoint: Checkpoint,
+    trained: RunConfig,
+    reader: Reader,
+    text: Text,
+    backend: str,
+) -> ProbeResult:
+    """Return a result without numbers."""
+    label = text.source.label
+    cell = registry.cell(trained.model.cell).under(trained.model.options)
+    return ProbeResult(
+        status=RunStatus.OK,
+        backend=resolve_backend(cell, backend, reader.device, allow_slow=True),
+        checkpoint=str(checkpoint.path),
+        step=checkpoint.step,
+        model=trained.model.name,
+        cell=trained.model.cell,
+        params=reader.model.num_params(),
+        precision="bf16" if uses_bf16(reader.device, reader.precision) else "fp32",
+        device=device_name(reader.device),
+        trained_length=reader.trained,
+        length=text.length,
+        documents=text.documents,
+        window=_window(settings, trained),
+        text=f"held-out tail of {label}" if settings.path is None else label,
+        seed=settings.seed,
+        probe_version=PROBE_VERSION,
+        definitions=DEFINITIONS,
+    )

@@ -1,0 +1,1 @@
+"""The page of ``mode=probe``: what the states of one run or of several remember."""

@@ -1,0 +1,85 @@
+"""``mode=probe`` as a command: its files, its page, a sweep of it, and wrong settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elman.base.exit_status import ExitStatus
+from elman.cli.main import main
+from elman.probe.result import DEFINITIONS
+from tests.small_run import E1, TEXT, Elman, elman_said
+
+SMALL = ("mode=probe", "probe.length=256", "probe.documents=2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of two steps."""
+    folder = tmp_path_factory.mktemp("probed")
+    (folder / "text").write_bytes(TEXT)
+    settings = (*E1, f"data.path={folder / 'text'}", "data.val_bytes=1024", "train.steps=2")
+    assert main([*settings, f"hydra.run.dir={folder / 'run'}"]) == ExitStatus.OK
+    return folder / "run"
+
+
+def test_a_probe_writes_its_numbers_with_their_definitions_and_a_page(
+    run: Path, elman: Elman
+) -> None:
+    status, said = elman(*SMALL, "probe.checkpoint=run", "hydra.run.dir=probe")
+    assert status == ExitStatus.OK, said
+    result = json.loads((run.parent / "probe" / "probe.json").read_text())
+    assert (result["status"], result["cell"], result["length"]) == ("ok", "e1", 256)
+    assert result["definitions"] == DEFINITIONS
+    assert result["loss"]["positions"][-1] == 256
+    page = (run.parent / "probe" / "probe.html").read_text()
+    for definition in DEFINITIONS.values():
+        assert definition[:40].replace("'", "&#39;") in page
+    assert "probe-loss-by-context" in page
+    assert "useful length" in said
+
+
+def test_a_sweep_over_runs_has_one_page_of_all(run: Path, elman: Elman) -> None:
+    step = run / "checkpoints" / "step-0000002"
+    places = f"probe.checkpoint=run,{step}"
+    status, said = elman("-m", *SMALL, places, "launcher=local", "hydra.sweep.dir=sweep")
+    assert status == ExitStatus.OK, said
+    page = (run.parent / "sweep" / "probe.html").read_text()
+    assert page.count('<button type="button" data-row="1"') >= 1
+    assert page.count("<h1>") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("probe.window=64", "probe.window=64: cell e1 has no attention; drop it"),
+        ("probe.length=900", "type probe.length=511 or less, or name more text"),
+        ("probe.documents=9", "9 documents need 2,313 bytes"),
+        ("probe.parts=[]", "name each part once"),
+        ("probe.format=raw", "read only with probe.path"),
+        ("probe.device=tpu", "probe.device=tpu"),
+        ("probe.lenght=900", "did you mean probe.length=900?"),
+        ("model=e1", "model: read only with mode=train"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(run: Path, elman: Elman, override: str, line: str) -> None:
+    rest = [one for one in SMALL if one.split("=")[0] != override.split("=")[0]]
+    status, said = elman(*rest, "probe.checkpoint=run", override)
+    assert status == ExitStatus.USER_ERROR
+    assert line in said
+    assert said.count("\n") == 1
+    assert not (run.parent / "outputs").exists()
+
+
+def test_a_run_that_learned_a_task_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elman = elman_said(capfd)
+    small = ("data=copy", "model=e1", "model.dim=128", "model.depth=1", "train.steps=1")
+    assert elman(*small, "train.batch_size=2", "hydra.run.dir=task")[0] == ExitStatus.OK
+    status, said = elman("mode=probe", "probe.checkpoint=task")
+    assert status == ExitStatus.USER_ERROR
+    assert "learned a task, whose symbols are no text" in said

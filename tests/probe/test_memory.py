@@ -1,0 +1,72 @@
+"""Memory by intervention, of models whose memory is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from elman.probe import memory
+from elman.probe.result import Memory
+from tests.probe.hand_set import Delay, Leak, letters, model_of, reader_of, text_of
+
+LENGTH = 600
+
+
+def measured(folder: Path, *layers: nn.Module, positions: int = 10_000) -> Memory:
+    """Measure a model on random letters."""
+    text = text_of(folder, letters(LENGTH, documents=3))
+    return memory.measure(reader_of(model_of(*layers), 32, positions), text)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.98])
+def test_the_half_life_of_a_decay_is_log_half_over_log_decay(tmp_path: Path, decay: float) -> None:
+    found = measured(tmp_path, Leak(decay))
+    assert found.half_lives == [pytest.approx(math.log(0.5) / math.log(decay), rel=2e-3)]
+    (layer,) = found.layers
+    first = layer.mean[0]
+    expected = [first, *(first * decay**distance for distance in found.distances)]
+    assert layer.mean == pytest.approx(expected, rel=1e-2, abs=1e-6)
+
+
+def test_a_cell_that_remembers_exactly_64_steps_knows_nothing_of_older_bytes(
+    tmp_path: Path,
+) -> None:
+    found = measured(tmp_path, Delay(64))
+    changes = dict(zip([0, *found.distances], found.layers[0].mean, strict=True))
+    kl = dict(zip(found.distances, found.kl.mean, strict=True))
+    assert all(changes[distance] > 0.3 for distance in (0, 1, 2, 4, 8, 16, 32))
+    assert all(changes[distance] == 0 for distance in (64, 128, 256))
+    # The changed bytes are 48 to 63 bytes before what they predict.
+    assert kl[64] > 1
+    assert [kl[d] for d in (1, 2, 4, 8, 16, 32, 128, 256)] == pytest.approx([0] * 8, abs=1e-9)
+
+
+def test_a_cell_that_forgets_at_once_has_no_change_left_after_a_byte(tmp_path: Path) -> None:
+    found = measured(tmp_path, Leak(0.0))
+    assert found.layers[0].mean[0] > 1
+    assert found.layers[0].mean[1:] == [0.0] * len(found.distances)
+    assert found.half_lives == [1.0]
+    assert found.half_life_of_prediction is None  # nothing is changed at distance 1 already
+
+
+def test_layers_have_half_lives_of_their_own(tmp_path: Path) -> None:
+    slow, fast = measured(tmp_path, Leak(0.98), Leak(0.5)).half_lives
+    assert slow is not None
+    assert fast is not None
+    assert slow == pytest.approx(math.log(0.5) / math.log(0.98), rel=2e-3)
+    assert fast < slow
+
+
+def test_any_chunks_give_the_same_numbers(tmp_path: Path) -> None:
+    one, other = (measured(tmp_path, Leak(0.9), positions=n) for n in (100_000, 77))
+    assert one.kl.mean == pytest.approx(other.kl.mean, rel=1e-4, abs=1e-9)
+    assert one.layers[0].mean == pytest.approx(other.layers[0].mean, rel=1e-4)
+
+
+def test_a_half_life_beyond_the_last_distance_is_none() -> None:
+    assert memory.half_life([0, 1, 2], [1.0, 0.9, 0.8]) is None
+    assert memory.half_life([0, 1, 2], [0.0, 0.0, 0.0]) is None
+    assert memory.half_life([0, 4, 8], [1.0, 1.0, 0.25]) == pytest.approx(6)
