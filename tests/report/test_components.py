@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -169,3 +170,22 @@ def test_the_picture_has_a_dot_for_each_gain_on_its_side_of_zero(sweep: FakeSwee
     assert dots[gate.best.tip][0] > frame.x(0.0) > dots[gate.common.tip][0]
     assert plot.svg.count("<circle") == 2 * 2 + 2  # and the two of the legend
     assert plot.figure.height > 0
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_components_without_effect_are_claimed_in_at_most_one_sweep_of_twenty(seeds: int) -> None:
+    """All components are compared with one base, as in why_e88_trails."""
+    random = np.random.default_rng(5)
+    labels = [f"arm {n}" for n in range(10)]
+    pairs = [(label, labels[0]) for label in labels[1:]]
+    sweeps, claims = 400, 0
+    for _ in range(sweeps):
+        scores = random.normal(size=(len(labels), seeds)) + 3 * random.normal(size=seeds)
+        arms = {
+            label: Arm(label, dict(enumerate(row.tolist())))
+            for label, row in zip(labels, scores, strict=True)
+        }
+        claims += any(
+            one.outcome != "not distinguishable" for one in effects(arms, pairs, "minimize")
+        )
+    assert claims <= 32  # 20 are expected at most; so many have a probability below 1 %
