@@ -15,8 +15,9 @@ from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
 from elman.report.comparison.audit.audit import check_allowed
+from elman.report.comparison.blocks import say
 from elman.report.comparison.report_data import Report, make_report
-from elman.report.comparison.terminal import print_report, say, say_where
+from elman.report.comparison.terminal import print_report, say_where
 from elman.report.comparison.write import write_report
 from elman.runs.prepared import PreparedRun
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 
 from elman.tuning.trials import Trial, Tuned, same_values
@@ -39,6 +40,34 @@ class RankCorrelation:
 
     rho: float | None
     pairs: tuple[Pair, ...]
+
+    @property
+    def same(self) -> int:
+        """How many pairs of settings of one arm have the same order in both."""
+        return sum(sign > 0 for sign in self._signs)
+
+    @property
+    def reverse(self) -> int:
+        """How many have the reverse order."""
+        return sum(sign < 0 for sign in self._signs)
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau over the settings within arms; None without a pair of them.
+
+        Source: Kendall, "A new measure of rank correlation" (1938).
+        """
+        count = self.same + self.reverse
+        return (self.same - self.reverse) / count if count else None
+
+    @property
+    def _signs(self) -> list[float]:
+        return [
+            ((one.trial.score or 0.0) - (other.trial.score or 0.0))
+            * (one.confirmed - other.confirmed)
+            for one, other in combinations(self.pairs, 2)
+            if one.arm == other.arm
+        ]
 
 
 def rank_correlation(tuned: Tuned) -> RankCorrelation:

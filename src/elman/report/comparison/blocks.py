@@ -10,10 +10,13 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.console import Console
+
+from elman.base import consoles
 from elman.base.tables import Heading, TerminalTable
 from elman.report import markdown
 
@@ -262,6 +265,33 @@ def printable(text: object) -> str:
 def one_line(text: object) -> str:
     """Return the same on one line."""
     return " ".join(printable(text).split())
+
+
+def say(console: Console, text: str) -> None:
+    """Print text as one line."""
+    consoles.say(console, one_line(text))
+
+
+def paragraphs(title: str, parts: Sequence[Any]) -> Iterator[str | Command | Table]:
+    """Yield the parts of a block as Markdown has them: open, without captions and pictures."""
+    if parts:
+        yield f"{title}:"
+        yield from _paragraphs(parts)
+
+
+def _paragraphs(parts: Sequence[Any]) -> Iterator[str | Command | Table]:
+    for part in parts:
+        match part:
+            case Items():
+                for item in part.items:
+                    yield item.text
+                    yield from item.commands
+            case Fold():
+                yield from _paragraphs(part.parts)
+            case Text() if part.css != "caption":
+                yield part.text
+            case Command() | Table():
+                yield part
 
 
 def escape(text: object) -> str:

@@ -8,9 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.base.consoles import say
 from elman.report.comparison.blocks import (
-    Command,
     Fold,
     Head,
     Item,
@@ -18,7 +16,7 @@ from elman.report.comparison.blocks import (
     Line,
     Table,
     Text,
-    one_line,
+    say,
     terminal_table,
 )
 from elman.report.comparison.components import Components, Effect, Gain
@@ -168,21 +166,12 @@ def component_parts(components: Sequence[Components]) -> list[Any]:
     return [*parts, Fold("How a gain is judged", [Text(METHOD)])] if parts else []
 
 
-def component_markdown(components: Sequence[Components]) -> Iterator[str | Command | Table]:
-    """Yield paragraphs and tables."""
-    for one in components:
-        yield f"{TITLE}:"
-        yield verdict(one)
-        yield table_of(one)
-        yield METHOD
-
-
 def print_components(console: Console, components: Sequence[Components]) -> None:
     """Print the table of components, and the verdict on them."""
     for one in components:
         say(console, f"{TITLE}:")
         terminal_table(table_of(one), _SPARE).print(console)
-        say(console, one_line(verdict(one)))
+        say(console, verdict(one))
 
 
 def component_lines(components: Sequence[Components]) -> Iterator[dict[str, Any]]:

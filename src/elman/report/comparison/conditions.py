@@ -35,8 +35,7 @@ def conditions(run: Run) -> dict[str, str]:
 
     The seeds must agree too, but they belong to a row, see :class:`~.rows.Row`.
     """
-    config: Mapping[str, Any] = run.config or {}
-    train, data = config.get("train") or {}, config.get("data") or {}
+    train, data = run.section("train"), run.section("data")
     known = run.config is not None
     return {
         "data": _data(run),
@@ -94,14 +93,14 @@ def remarks(run: Run) -> dict[str, str]:
             if key not in _IRRELEVANT.get(name, ())
         }
     if run.config is not None:
-        facts["MLP behind the mixers"] = _mlp(config.get("model") or {})
-        free = (config.get("optim") or {}).get("name") == "schedulefree"
+        facts["MLP behind the mixers"] = _mlp(run.section("model"))
+        free = run.section("optim").get("name") == "schedulefree"
         facts["weights of the validation"] = "averaged" if free else "as trained"
     if run.result is not None:
         facts["data.path"] = data_names(run)
         # The oldest results have no such key: nothing was replayed then.
         facts["train.graph"] = _text(bool(run.result.graph))
-        if (config.get("optim") or {}).get("name") == "muon":  # the oldest results do not say
+        if run.section("optim").get("name") == "muon":  # the oldest results do not say
             facts["optim.matrix_precision"] = run.result.matrix_precision or "bf16"
         environment = run.result.environment
         facts["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
@@ -197,7 +196,7 @@ def budget_kinds(run: Run) -> list[BudgetKind]:
     """Return what limits a run; time, if its configuration is not known."""
     if run.config is None:
         return [MINUTES]
-    return limiting_kinds(run.config.get("train") or {})
+    return limiting_kinds(run.section("train"))
 
 
 def _version(run: Run) -> str:
@@ -233,7 +232,7 @@ def warm_up_share(run: Run) -> float | None:
 
     None if the run has no step, or none of these settings.
     """
-    optim: Mapping[str, Any] = (run.config or {}).get("optim") or {}
+    optim: Mapping[str, Any] = run.section("optim")
     share, steps = optim.get("warmup_share"), run.result.steps if run.result is not None else None
     if isinstance(share, int | float):
         return float(share)
@@ -255,7 +254,7 @@ def warmed_up_long(run: Run) -> bool:
 
 def warm_up_words(run: Run) -> str:
     """Say how much of a run was warm-up, and how far its rate came."""
-    optim, share = (run.config or {}).get("optim") or {}, warm_up_share(run)
+    optim, share = run.section("optim"), warm_up_share(run)
     steps = run.result.steps if run.result is not None else None
     if share is None or not steps:
         return ""

@@ -294,7 +294,7 @@ def held_out_loss(run: Run) -> Reading:
 
 def spent(run: Run, axis: Axis) -> bool:
     """Whether a run took all that its budget gave it of an axis; False if it had no such budget."""
-    train = (run.config or {}).get("train") or {}
+    train = run.section("train")
     budget = limits(train).get(KIND_OF[axis].key)
     end = ends(run).get(axis)
     return isinstance(budget, int | float) and end is not None and end >= budget * (1 - _SAME)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elman.base.quoting import pasteable
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import WAITS, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, Run, Source
 from elman.report.comparison.wins import Challenger, Group, Wins
-from elman.runs.state import RUNNING
 
-# More seeds for rows of one seed: with three an interval begins to be of use.
-_MORE_OF_ONE = 2
+MORE_OF_ONE = 2
+"""More seeds for a row of one seed: with three an interval begins to be of use."""
 _SEED, _MODEL, _ONLY = "train.seed", "model", "benchmark.only"
 # Seeds that are listed one by one; more in a row are a range.
 _LISTED = 8
@@ -55,7 +54,7 @@ def _commanded(group: Group, homes: Mapping[int, _Home]) -> Group:
     alone = [row for row in rows if len(row.counted) == 1]
     if alone and len(group.reference.counted) > 1:
         alone.append(group.reference)
-    measured = tuple(_commands(alone, _MORE_OF_ONE, homes)) if alone else ()
+    measured = tuple(_commands(alone, MORE_OF_ONE, homes)) if alone else ()
     return replace(group, challengers=challengers, to_measure=measured)
 
 
@@ -77,8 +76,7 @@ def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, _Home]) -> Ite
         return
     for home in {id(home): home for home in known}.values():
         own = [row.counted[0] for row, its in zip(rows, known, strict=True) if its is home]
-        texts = [*_restricted(own, home), seeds_override(seeds)]
-        yield f"elman -m {pasteable('sweep.add', str(home.source.folder))} {shlex.join(texts)}"
+        yield add_seeds(home.source, seeds, _restricted(own, home))
 
 
 def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
@@ -90,14 +88,20 @@ def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
     if not all(had):
         return []
     runs = [run for row in rows for run in row.runs if run.seed is not None]
-    failed = {run.seed for run in runs if not run.counts and run.status not in (*WAITS, RUNNING)}
+    failed = {run.seed for run in runs if not run.counts and run.status not in NOT_ENDED}
     every = {seed for seeds in had for seed in seeds} - failed
     lacking = [seed for seed in every if any(seed not in seeds for seeds in had)]
     first = max(run.seed for run in runs if run.seed is not None) + 1
     return [*sorted(lacking), *range(first, first + more)][:more]
 
 
-def seeds_override(seeds: Sequence[int]) -> str:
+def add_seeds(source: Source, seeds: Sequence[int], others: Iterable[str] = ()) -> str:
+    """Return the command that adds runs with some seeds to a sweep, behind other overrides."""
+    add = pasteable("sweep.add", str(source.folder))
+    return f"elman -m {add} {shlex.join([*others, _seeds_override(seeds)])}"
+
+
+def _seeds_override(seeds: Sequence[int]) -> str:
     """Return the override that names some seeds."""
     if len(seeds) > _LISTED and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"{_SEED}=range({seeds[0]},{seeds[-1] + 1})"

@@ -18,8 +18,8 @@ from elman.report.comparison.conditions import (
     warm_up_words,
 )
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import TRIAL, Run, Source
-from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
+from elman.report.comparison.runs import TRIAL, WAITS, Run, Source
+from elman.runs.state import RUNNING
 from elman.sections.launching import SweepConfig
 
 _MOST_NAMES = 4
@@ -65,7 +65,7 @@ def rate_notes(sources: Sequence[Source]) -> list[str]:
 
 
 def _rate(run: Run) -> float | None:
-    rate = ((run.config or {}).get("optim") or {}).get("lr")
+    rate = run.section("optim").get("lr")
     return float(rate) if isinstance(rate, int | float) else None
 
 
@@ -210,7 +210,7 @@ def failures_of(source: Source) -> Failures | None:
 
     A trial that failed is part of what a tuned sweep learned, and its table counts it.
     """
-    good = {RunStatus.OK, RUNNING, *((NOT_STARTED, UNFINISHED) if source.living else ())}
+    good = {RunStatus.OK, RUNNING, *(WAITS if source.living else ())}
     confirmed = [run for run in source.runs if run.tuning is None or run.tuning.phase != TRIAL]
     failed = [run for run in confirmed if run.status not in good]
     if not failed:

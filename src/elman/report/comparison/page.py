@@ -64,7 +64,7 @@ from elman.report.comparison.rows import (
     Row,
     published_words,
 )
-from elman.report.comparison.runs import WAITS, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
 from elman.report.comparison.tuning import TITLE as TUNING_TITLE
 from elman.report.comparison.tuning import tuning_parts
@@ -246,7 +246,7 @@ def _left(progress: Progress) -> str:
     """Say how long the sweep will take, and the time of its jobs together."""
     unit = "GPU hours" if progress.on_gpus else "hours of jobs"
     spent, left = progress.spent / 3600, progress.left / 3600
-    if progress.unknown == progress.count(RUNNING, *WAITS) > 0:
+    if progress.unknown == progress.count(*NOT_ENDED) > 0:
         return f"time left unknown until a job has recorded steps; {_hours(spent)} {unit} so far"
     least = "at least" if progress.unknown else "about"
     until = Markup("<b>{}</b> left").format(duration(progress.seconds))

@@ -38,7 +38,7 @@ from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread
-from elman.report.comparison.swept import SweptPlot, swept_plots
+from elman.report.comparison.swept import swept_plots
 from elman.report.comparison.tasks import Tasks, style_of_model
 from elman.report.comparison.tuned_plots import TunedPictures, tuned_pictures
 from elman.report.metrics_file import Floats, Metrics
@@ -94,7 +94,7 @@ def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
         height: The number that decides who wins: rows are ordered by it.
     """
     curves = make_curves(rows)
-    plots = [_swept(plot, height) for plot in swept_plots(rows, height)]
+    plots = swept_plots(rows, height)
     plots += [_loss_plot(rows, KIND_OF[name], each) for name, each in curves.losses.items() if each]
     if any(curve.x.size for curve in curves.validations):
         plots.append(_validation_plot(rows, curves.validations))
@@ -105,26 +105,6 @@ def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
     if points:
         plots.append(_pareto(rows, points, height))
     return plots
-
-
-def _swept(plot: SweptPlot, height: Height) -> Plot:
-    """Return a plot of what was swept; the losses of very many rows stand in the table alone."""
-    lines = tuple(
-        (
-            dot.name,
-            height.shown(dot.loss),
-            *(NONE if dot.n < 2 else height.shown(end) for end in dot.ends),
-            str(dot.n),
-            "; ".join(
-                filter(None, (*dot.marks, dot.failed, dot.waits, "the best" if dot.best else ""))
-            )
-            or "ok",
-        )
-        for dot in plot.picture.dots
-        if len(plot.picture.dots) <= _MOST_LINES
-    )
-    heads = ("row", height.name, "lowest seed", "highest seed", "n", "status")
-    return Plot(plot.picture, plot.caption, table(heads, lines) if lines else None)
 
 
 @dataclass(frozen=True)

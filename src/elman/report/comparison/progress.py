@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from elman.base.exit_status import RunStatus
-from elman.report.comparison.runs import WAITS, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
 from elman.runs.state import RUNNING
 from elman.sections.budget import BUDGETS, Effort, limits, used_share
 
@@ -54,7 +54,7 @@ class Progress:
     @property
     def failed(self) -> int:
         """How many jobs have ended in another way than ok."""
-        return len(self.jobs) - self.count(RunStatus.OK, RUNNING, *WAITS)
+        return len(self.jobs) - self.count(RunStatus.OK, *NOT_ENDED)
 
     @property
     def spent(self) -> float:
@@ -102,7 +102,7 @@ def progress_of(source: Source) -> Progress:
 
 def _job(run: Run, usual: Mapping[str, Any], took: Mapping[str, Sequence[float]]) -> JobProgress:
     spent = _spent(run)
-    if run.status != RUNNING and run.status not in WAITS:
+    if run.status not in NOT_ENDED:
         return JobProgress(run, spent, None, 0.0)
     budget = _budget(run, usual)
     share = _share(run, spent, budget)

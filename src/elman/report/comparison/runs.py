@@ -33,6 +33,7 @@ from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 DAMAGED = "damaged"
 WAITS = (NOT_STARTED, UNFINISHED)
 """The states of a job of a running sweep that is to come."""
+NOT_ENDED = (RUNNING, *WAITS)
 _CHANGED = "changed after the run wrote it (it has another sha256)"
 CHANGED_RESULT = (
     f"{_CHANGED}, so the run does not count; put the file back, or remove its digests to use it as "
@@ -113,10 +114,15 @@ class Run:
         result = self.result
         return self.status == RunStatus.OK and result is not None and self.version_is_known
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a group of its configuration; empty if it has none, or is not known."""
+        section: Mapping[str, Any] | None = (self.config or {}).get(name)
+        return section or {}
+
     @property
     def grad_accum(self) -> int:
         """Micro-batches of each of its steps."""
-        value = self.config["train"].get("grad_accum", 1) if self.config else 1
+        value = self.section("train").get("grad_accum", 1)
         return value if isinstance(value, int) else 1
 
     @property
@@ -214,7 +220,7 @@ def _with_result(result: RunResult, seen: str, job: Mapping[str, Any]) -> tuple[
     own, error = result.status, result.error or ""
     if job.get("reason") and own == RunStatus.INTERRUPTED:
         return seen, str(job["reason"])  # its scheduler stopped it, and it saved
-    ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
+    ended = seen and seen not in NOT_ENDED
     if not ended or not job.get("final") or seen == own:
         return own, error
     if _is_later(result.ended, job["final"]):
@@ -237,7 +243,7 @@ def _is_later(one: str | None, other: str) -> bool:
 
 def _without_result(folder: Path, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
     """Return the state of a run without a result in whose folder no process runs."""
-    if seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED):
+    if seen and seen not in NOT_ENDED:
         return seen, str(job.get("reason") or "")
     if _begun(folder):
         # A job of a sweep is resumed through its sweep.

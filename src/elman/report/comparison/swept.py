@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from elman.base.exit_status import RunStatus
+from elman.report.comparison.blocks import table
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height
+from elman.report.comparison.draw import Plot
 from elman.report.comparison.pictures import (
     Axis,
     Dot,
@@ -21,8 +23,8 @@ from elman.report.comparison.pictures import (
     axis_of_names,
     axis_of_values,
 )
-from elman.report.comparison.rows import Row
-from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
+from elman.report.comparison.rows import NONE, Row
+from elman.report.comparison.runs import NOT_ENDED
 
 Swept = HeatMap | OverNames | OverNumbers
 ABOUT = (
@@ -36,9 +38,9 @@ ABOUT_HEAT = (
     "table, or of which some runs failed."
 )
 _NAMES, _KEYS = 40, 6
+_MOST_LINES = 60
 # Of fewer losses none is an outlier.
 _FEW = 4
-_WAITS = (RUNNING, NOT_STARTED, UNFINISHED)
 _SEED, _MISSING = "train.seed", "-"
 
 
@@ -54,8 +56,8 @@ class _Shown:
         """Return one row at a place."""
         row = self.rows[number]
         values = self.height.over(row)
-        waits = _counted_words(row, lambda status: status in _WAITS)
-        failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
+        waits = _counted_words(row, lambda status: status in NOT_ENDED)
+        failed = _counted_words(row, lambda status: status not in (*NOT_ENDED, RunStatus.OK))
         return Dot(
             number,
             row.label,
@@ -107,15 +109,7 @@ def is_number(text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class SweptPlot:
-    """A picture of what was swept, with what its caption adds."""
-
-    picture: Swept
-    caption: str
-
-
-def swept_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[SweptPlot]:
+def swept_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
     """Return a picture of one key, a heat map of two, or a picture for each of more keys.
 
     Args:
@@ -153,13 +147,13 @@ def _counted_words(row: Row, holds: Callable[[str], bool]) -> str:
     return ", ".join(status if alone else f"{count} {status}" for status, count in ends.items())
 
 
-def _over(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
+def _over(shown: _Shown, key: str, values: Sequence[str]) -> Plot:
     if all(map(is_number, values)):
         return _over_numbers(shown, key, values)
     return _over_names(shown, key, values)
 
 
-def _over_numbers(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
+def _over_numbers(shown: _Shown, key: str, values: Sequence[str]) -> Plot:
     by_value = {float(text): text for text in reversed(values)}
     dots = [shown.dot(number, (float(text),)) for number, text in enumerate(values)]
     x = axis_of_values(key, list(by_value.values()))
@@ -168,10 +162,10 @@ def _over_numbers(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     several = picture.path and len(by_value) < len(shown.rows)
     line = " The line goes through the best row at each value." if several else ""
     log = " The axis of the key is logarithmic." if x.log else ""
-    return SweptPlot(picture, f"{ABOUT}{line}{log}{cut}{_comparable(shown)}")
+    return _plot(shown, picture, f"{ABOUT}{line}{log}{cut}")
 
 
-def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
+def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> Plot:
     """Return the losses of names, the best name first; of very many names the best alone."""
     means: dict[str, float] = {}
     for row, name in zip(shown.rows, values, strict=True):
@@ -187,7 +181,7 @@ def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     fewer = f" The best {_NAMES} of {len(means)} are drawn." if len(means) > _NAMES else ""
     of = f"of each {key}" if key in ("model", "row") else f"over {key}"
     picture = OverNames(_id(key), f"{shown.height.title} {of}", dots, x, axis_of_names(key, names))
-    return SweptPlot(picture, f"{ABOUT}{fewer}{cut}{_comparable(shown)}")
+    return _plot(shown, picture, f"{ABOUT}{fewer}{cut}")
 
 
 def _loss_axis(dots: Sequence[Dot], height: Height) -> tuple[Axis, str]:
@@ -211,7 +205,7 @@ def ceiling(losses: Sequence[float], ways: float = 10) -> float:
     return high if low < high < max(losses) else math.inf
 
 
-def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
+def _heat_map(shown: _Shown, keys: Sequence[str]) -> Plot | None:
     """Return the heat map of two keys; None if a cell would hold two rows, or most would be empty.
 
     The key with more values goes across.
@@ -243,13 +237,35 @@ def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
     )
     over = sum(loss > high for loss in losses)
     cut = f" What is above {high:.3g} has the color of {high:.3g}." if over else ""
-    return SweptPlot(picture, f"{ABOUT_HEAT}{cut}{_comparable(shown)}")
+    return _plot(shown, picture, f"{ABOUT_HEAT}{cut}")
 
 
 def _places(pairs: Sequence[tuple[str, ...]], at: int) -> list[str]:
     """Return the different values of a key: numbers by size, names in the order of the rows."""
     values = list(dict.fromkeys(pair[at] for pair in pairs))
     return sorted(values, key=float) if all(map(is_number, values)) else values
+
+
+def _plot(shown: _Shown, picture: Swept, caption: str) -> Plot:
+    """Return a picture with its numbers; the losses of very many rows stand in the table alone."""
+    height = shown.height
+    lines = tuple(
+        (
+            dot.name,
+            height.shown(dot.loss),
+            *(NONE if dot.n < 2 else height.shown(end) for end in dot.ends),
+            str(dot.n),
+            "; ".join(
+                filter(None, (*dot.marks, dot.failed, dot.waits, "the best" if dot.best else ""))
+            )
+            or "ok",
+        )
+        for dot in picture.dots
+        if len(picture.dots) <= _MOST_LINES
+    )
+    heads = ("row", height.name, "lowest seed", "highest seed", "n", "status")
+    numbers = table(heads, lines) if lines else None
+    return Plot(picture, caption + _comparable(shown), numbers)
 
 
 def _comparable(shown: _Shown) -> str:

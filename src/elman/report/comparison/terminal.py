@@ -11,7 +11,7 @@ from elman.base import consoles
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.config.run_config import RunConfig
-from elman.report.comparison.blocks import Head, Line, Table, one_line, terminal_table
+from elman.report.comparison.blocks import Head, Line, Table, say, terminal_table
 from elman.report.comparison.components_text import print_components
 from elman.report.comparison.ladder_text import print_ladders
 from elman.report.comparison.report_data import Report, make_report
@@ -66,11 +66,6 @@ def _print_tasks(console: Console, report: Report) -> None:
 def say_where(console: Console, page: Path) -> None:
     """Say where the files of the report are."""
     say(console, f"report: {page} (and report.csv, report.md, audit.json)")
-
-
-def say(console: Console, line: str) -> None:
-    """Print a text as one line."""
-    consoles.say(console, one_line(line))
 
 
 def print_training_sweep(

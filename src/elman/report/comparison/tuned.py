@@ -5,26 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from elman.base import run_files
 from elman.base.errors import UserError
 from elman.base.quoting import pasteable
 from elman.report.comparison.blocks import one_line
 from elman.report.comparison.conditions import conditions
-from elman.report.comparison.next_seeds import seeds_override
-from elman.report.comparison.runs import BEST, COMMON, WAITS, Run, Source
+from elman.report.comparison.next_seeds import MORE_OF_ONE, add_seeds
+from elman.report.comparison.runs import BEST, COMMON, NOT_ENDED, Run, Source
 from elman.report.comparison.verdict import ONE_SEED, Arm, Verdict, judge
-from elman.runs.state import RUNNING
 from elman.tuning.choice import best
 from elman.tuning.edges import Side, edges
-from elman.tuning.ranks import Pair, rank_correlation
+from elman.tuning.ranks import RankCorrelation, rank_correlation
 from elman.tuning.trials import Arm as TunedArm
 from elman.tuning.trials import Trial, Tuned, trials_of
 from elman.tuning.windows import Window, window
 
-# More seeds for an arm of one seed: with three an interval begins to be of use.
-_MORE_OF_ONE = 2
 # A wider range reaches farther by this factor. A value within the other one of the end of the range
 # is at that end.
 _WIDER, _NEAR = 10.0, 2.0
@@ -50,32 +46,6 @@ class ArmFacts:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """How well trials put settings into the order that whole runs do.
-
-    Args:
-        same: Pairs of settings of one arm whose order is the same in both.
-        reverse: Pairs whose order is the reverse.
-        settings: How many settings were tried and confirmed.
-        rho: Spearman's rank correlation over the settings of all arms; None for too few.
-    """
-
-    same: int
-    reverse: int
-    settings: int
-    rho: float | None
-
-    @property
-    def tau(self) -> float | None:
-        """Kendall's tau over the pairs within arms; None without a pair.
-
-        Source: Kendall, "A new measure of rank correlation" (1938).
-        """
-        pairs = self.same + self.reverse
-        return (self.same - self.reverse) / pairs if pairs else None
-
-
-@dataclass(frozen=True)
 class TunedSweep:
     """What a tuned sweep found.
 
@@ -93,7 +63,7 @@ class TunedSweep:
     arms: tuple[ArmFacts, ...]
     best: Verdict
     common: Verdict
-    ranks: Ranks
+    ranks: RankCorrelation
 
 
 def tuned_sweep(source: Source) -> TunedSweep | str | None:
@@ -112,7 +82,7 @@ def tuned_sweep(source: Source) -> TunedSweep | str | None:
         facts,
         best=judge(_comparable(_arms(source, tuned, facts, BEST), source, BEST), tuned.goal),
         common=judge(_comparable(_arms(source, tuned, facts, COMMON), source, COMMON), tuned.goal),
-        ranks=_ranks(tuned),
+        ranks=rank_correlation(tuned),
     )
 
 
@@ -127,12 +97,7 @@ def to_decide(sweep: TunedSweep) -> tuple[list[str], str]:
     if not known or sweep.source.living:
         return [*known], ""
     first = 1 + max(seed for one in sweep.best.compared for seed in one.arm.scores)
-    return [*known], _more_seeds(sweep.source, range(first, first + max(known.values())))
-
-
-def _more_seeds(source: Source, seeds: Sequence[int]) -> str:
-    add = pasteable("sweep.add", str(source.folder))
-    return f"elman -m {add} {shlex.quote(seeds_override(seeds))}"
+    return [*known], add_seeds(sweep.source, range(first, first + max(known.values())))
 
 
 def why_unjudged(source: Source, label: str) -> tuple[str, str]:
@@ -155,20 +120,6 @@ def _facts(arm: TunedArm, tuned: Tuned, at_edges: Mapping[str, Side]) -> ArmFact
         if (own := window(trials, key, tuned.config.window, tuned.goal)) is not None
     }
     return ArmFacts(arm, tuple(trials), best(trials, tuned.goal), windows, at_edges)
-
-
-def _ranks(tuned: Tuned) -> Ranks:
-    correlation = rank_correlation(tuned)
-    by_arm: dict[str, list[Pair]] = {}
-    for pair in correlation.pairs:
-        by_arm.setdefault(pair.arm, []).append(pair)
-    signs = [
-        ((one.trial.score or 0.0) - (other.trial.score or 0.0)) * (one.confirmed - other.confirmed)
-        for pairs in by_arm.values()
-        for one, other in combinations(pairs, 2)
-    ]
-    same, reverse = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs)
-    return Ranks(same, reverse, len(correlation.pairs), correlation.rho)
 
 
 def confirmed_runs(source: Source, arm: str, phase: str) -> list[Run]:
@@ -194,7 +145,7 @@ def _arms(source: Source, tuned: Tuned, facts: Sequence[ArmFacts], phase: str) -
         why, command = _why_not(source, tuned, one, runs, phase)
         if not why and len(scores) == 1:
             first = max(scores) + 1
-            why, command = ONE_SEED, _more_seeds(source, range(first, first + _MORE_OF_ONE))
+            why, command = ONE_SEED, add_seeds(source, range(first, first + MORE_OF_ONE))
         arms.append(Arm(one.arm.label, scores, why, command))
     return arms
 
@@ -207,7 +158,7 @@ def _why_not(
     if not runs:
         tried = "its trials have not ended" if facts.first else "no trial of it has ended well"
         return (tried if phase == BEST else "it was not trained there"), again
-    waits = [run for run in runs if run.status in (*WAITS, RUNNING)]
+    waits = [run for run in runs if run.status in NOT_ENDED]
     if waits:
         return f"{len(waits)} of its {len(runs)} confirmed runs have not ended", again
     failed = [run for run in runs if not run.counts]

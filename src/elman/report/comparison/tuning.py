@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.base.consoles import say
 from elman.base.exit_status import RunStatus
 from elman.report.comparison.blocks import (
     Command,
@@ -19,7 +18,7 @@ from elman.report.comparison.blocks import (
     Line,
     Table,
     Text,
-    one_line,
+    say,
     terminal_table,
 )
 from elman.report.comparison.rows import NONE
@@ -244,7 +243,7 @@ def rank_line(sweep: TunedSweep) -> str:
     if ranks.tau is None:
         return (
             "Too few settings were both tried and confirmed to say whether trials order settings "
-            f"as whole runs do (n={ranks.settings})."
+            f"as whole runs do (n={len(ranks.pairs)})."
         )
     text = (
         f"Trials order settings as whole runs do in {ranks.same} of {pairs} pairs within an arm "
@@ -253,7 +252,7 @@ def rank_line(sweep: TunedSweep) -> str:
     if ranks.rho is not None:
         text += (
             f"; over all settings Spearman's rank correlation is {ranks.rho:.2f} "
-            f"(n={ranks.settings})"
+            f"(n={len(ranks.pairs)})"
         )
     return f"{text}."
 
@@ -288,26 +287,15 @@ def _parts(sweep: TunedSweep) -> Iterator[Any]:
     yield Fold("How the verdict is given", [Text(METHOD)])
 
 
-def tuning_markdown(sweeps: Sequence[TunedSweep]) -> Iterator[str | Command | Table]:
-    """Yield paragraphs, commands and tables."""
-    for sweep in sweeps:
-        yield f"{TITLE}:"
-        yield from sentences(sweep)
-        yield from commands(sweep)
-        yield table_of(sweep)
-        yield f"{care_line(sweep)} {rank_line(sweep)}"
-        yield METHOD
-
-
 def print_tuning(console: Console, sweeps: Sequence[TunedSweep]) -> None:
     """Print the table of arms, the two orders, and what to type next."""
     for sweep in sweeps:
         say(console, f"{TITLE}:")
         terminal_table(table_of(sweep), _SPARE).print(console)
         for line in (*sentences(sweep), care_line(sweep), rank_line(sweep)):
-            say(console, one_line(line))
+            say(console, line)
         for command in commands(sweep):
-            say(console, one_line(f"{command.purpose}: {command.text}"))
+            say(console, f"{command.purpose}: {command.text}")
 
 
 def tuning_lines(sweeps: Sequence[TunedSweep]) -> Iterator[dict[str, Any]]:

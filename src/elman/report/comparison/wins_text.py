@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.base.consoles import say
 from elman.base.tables import TerminalTable
 from elman.report.comparison.blocks import (
     Command,
@@ -19,7 +18,7 @@ from elman.report.comparison.blocks import (
     Table,
     Text,
     Title,
-    one_line,
+    say,
     terminal_table,
 )
 from elman.report.comparison.deciding import (
@@ -355,24 +354,24 @@ def _outcome(line: Comparison) -> str:
 def print_wins(console: Console, wins: Wins) -> None:
     """Print for each group what decides, the losses at equal effort, and a line for each row."""
     for group in wins.groups:
-        _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
-        _say(console, group.by.sentence)
+        say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
+        say(console, group.by.sentence)
         shown = group.challengers[:_MOST_IN_TERMINAL]
         _losses(group, shown).print(console)
         if any(line.earlier for one in shown for line in _shown_losses(group, one)):
-            _say(console, f"* {EARLIER}")
+            say(console, f"* {EARLIER}")
         stars = 0
         for one in shown:
-            _say(console, sentence(group, one))
+            say(console, sentence(group, one))
             for text in to_decide(group, one)[: _MOST_COMMANDS - stars]:
-                _say(console, f"{TO_DECIDE}: {text}")
+                say(console, f"{TO_DECIDE}: {text}")
                 stars += 1
         for text in group.to_measure:
-            _say(console, f"{TO_MEASURE}: {text}")
+            say(console, f"{TO_MEASURE}: {text}")
         if len(shown) < len(group.challengers):
-            _say(console, f"and {len(group.challengers) - len(shown)} more rows in report.html")
+            say(console, f"and {len(group.challengers) - len(shown)} more rows in report.html")
     for line in wins.left_out:
-        _say(console, line)
+        say(console, line)
 
 
 def _losses(group: Group, challengers: Sequence[Challenger]) -> TerminalTable:
@@ -394,7 +393,3 @@ def _shown_losses(group: Group, one: Challenger) -> list[Comparison]:
     losses = [line for line in one.lines if line.number is LOSS]
     decisive = group.decisive(one)
     return losses if decisive.number is LOSS else [decisive, *losses]
-
-
-def _say(console: Console, line: str) -> None:
-    say(console, one_line(line))

@@ -22,6 +22,7 @@ from elman.report.comparison.blocks import (
     csv_table,
     markdown_table,
     one_line,
+    paragraphs,
     plain_markdown,
     table,
 )
@@ -29,9 +30,10 @@ from elman.report.comparison.components_text import (
     COMPONENT_COLUMNS,
     component_json,
     component_lines,
-    component_markdown,
+    component_parts,
 )
 from elman.report.comparison.components_text import JSON_MARK as COMPONENTS_MARK
+from elman.report.comparison.components_text import TITLE as COMPONENTS
 from elman.report.comparison.ladder_text import JSON_MARK as LADDER_MARK
 from elman.report.comparison.ladder_text import ladder_json, ladder_markdown
 from elman.report.comparison.notes import rate_notes
@@ -49,7 +51,8 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
-from elman.report.comparison.tuning import TUNING_COLUMNS, tuning_lines, tuning_markdown
+from elman.report.comparison.tuning import TITLE as TUNING
+from elman.report.comparison.tuning import TUNING_COLUMNS, tuning_lines, tuning_parts
 from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
@@ -206,9 +209,10 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
     tasks = report.tasks.in_words(report.published.records)
-    found = (*ladder_markdown(report.ladders), *component_markdown(report.components))
-    tuned = (*found, *tuning_markdown(report.tuned))
-    for part in (*tasks, *tuned, *wins_markdown(report.wins)):
+    ladders = ladder_markdown(report.ladders)
+    gains = paragraphs(COMPONENTS, component_parts(report.components))
+    tuned = paragraphs(TUNING, tuning_parts(report.tuned))
+    for part in (*tasks, *ladders, *gains, *tuned, *wins_markdown(report.wins)):
         if isinstance(part, Command):
             parts.append(f"{plain_markdown(part.purpose)}: {_code(part.text)}")
         else:

@@ -90,7 +90,7 @@ def _typed(rows: Sequence[Row]) -> bool:
 
 
 def _rate(row: Row) -> float | None:
-    rate = ((row.counted[0].config or {}).get("optim") or {}).get("lr")
+    rate = row.counted[0].section("optim").get("lr")
     return float(rate) if isinstance(rate, int | float) else None
 
 
@@ -170,7 +170,7 @@ def trial_budget(subject: Subject) -> Finding | None:
 
 
 def _budget(run: Run) -> str:
-    budgets = limits((run.config or {}).get("train") or {})
+    budgets = limits(run.section("train"))
     return " or ".join(kind.text(budgets[kind.key]) for kind in KINDS if kind.key in budgets)
 
 
@@ -219,7 +219,7 @@ def _by_rate(subject: Subject) -> dict[str, list[Trial]]:
     by_model: dict[str, list[Trial]] = {}
     for row in subject.rows:
         for run in row.runs:
-            rate = ((run.config or {}).get("optim") or {}).get("lr")
+            rate = run.section("optim").get("lr")
             searched = run.tuning is not None or task_of(run)
             if searched or not isinstance(rate, int | float):
                 continue

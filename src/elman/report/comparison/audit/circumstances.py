@@ -48,7 +48,7 @@ def backend(subject: Subject) -> Finding | None:
 
 def _fastest(run: Run) -> str | None:
     """Return the fastest backend of a run's cell for its device; the last one is the fastest."""
-    result, model = run.result, (run.config or {}).get("model") or {}
+    result, model = run.result, run.section("model")
     device = result.environment.device if result else None
     cell = registry.cells().get(str(model.get("cell")))
     if result is None or device is None or cell is None:

@@ -81,7 +81,7 @@ def _precision(run: Run) -> str | None:
         return None
     if run.result.precision is not None:
         return run.result.precision
-    setting = ((run.config or {}).get("train") or {}).get("precision")
+    setting = run.section("train").get("precision")
     if setting in ("fp32", "bf16"):
         return str(setting)
     device = run.result.environment.device
@@ -219,5 +219,5 @@ def _differing(
 
 def _optimizer_words(subject: Subject) -> str:
     first = subject.groups[0].rows[0].counted[0]
-    optim = (first.config or {}).get("optim") or {}
+    optim = first.section("optim")
     return ", ".join(str(optim[key]) for key in ("name", "schedule") if key in optim)

@@ -84,7 +84,7 @@ def _effort(group: Group, axis: Axis) -> Finding:
     silent = [row.label for row in group.rows if any(of(run) is None for run in row.counted)]
     words = of_group(group) + widest.words(lambda size: kind.text(_whole(size)))
     bounds = {axis in {one.axis for one in budget_kinds(run)} for run in runs}
-    budgets = {limits((run.config or {}).get("train") or {}).get(kind.key) for run in runs}
+    budgets = {limits(run.section("train")).get(kind.key) for run in runs}
     swept = group.swept(("train",))
     if bounds == {True, False} or (True in bounds and len(budgets) > 1 and not swept):
         return unequal(f"{words}; not the same budget in every row")
@@ -105,7 +105,7 @@ def _whole(size: float) -> float:
 
 def _less_than_its_budget(group: Group, words: str) -> Finding:
     """Say why rows with one budget took unequal parts of it."""
-    trains = [(run.config or {}).get("train") or {} for row in group.rows for run in row.counted]
+    trains = [run.section("train") for row in group.rows for run in row.counted]
     if any(train.get("until_accuracy") is not None for train in trains):
         return declared(f"{words}; a run ends at train.until_accuracy")
     if any(len(limits(train)) > 1 for train in trains):
