@@ -14,7 +14,7 @@ from rich.console import Console
 from elman.cli.main import main
 from elman.report.comparison.page import page_text
 from elman.report.comparison.report_data import Report, make_report
-from elman.report.comparison.tuning import (
+from elman.report.comparison.tuned_text import (
     care_line,
     print_tuning,
     rank_line,

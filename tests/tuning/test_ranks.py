@@ -44,4 +44,6 @@ def test_a_setting_is_paired_with_the_mean_of_its_whole_runs():
     tuned = Tuned(TuneConfig(space=SPACE), "val_bpb", "minimize", (arm,), trials=tuple(runs))
     pairs = {pair.trial.number: (pair.confirmed, pair.seeds) for pair in confirmed_pairs(tuned)}
     assert pairs == {1: (pytest.approx(1.1), 2), 2: (1.6, 1), 3: (1.5, 1)}
-    assert rank_correlation(tuned).rho == pytest.approx(1.0)
+    ranks = rank_correlation(tuned)
+    assert ranks.rho == pytest.approx(1.0)
+    assert (ranks.same, ranks.reverse, ranks.tau) == (3, 0, 1.0)

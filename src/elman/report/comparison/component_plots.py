@@ -8,7 +8,7 @@ from elman.report.comparison.components import Components, Effect, Gain
 from elman.report.comparison.components_text import ordered, table_of
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.pictures import Axis, GainLine, GainMark, Gains, axis
-from elman.report.comparison.tuning import unit_of
+from elman.report.comparison.tuned_text import unit_of
 
 CAPTION = (
     "Filled: the gain at each arm's own best setting; hollow: at the published one. Right of zero "

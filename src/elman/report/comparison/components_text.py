@@ -21,7 +21,7 @@ from elman.report.comparison.blocks import (
 )
 from elman.report.comparison.components import Components, Effect, Gain
 from elman.report.comparison.rows import NONE
-from elman.report.comparison.tuning import setting, unit_of
+from elman.report.comparison.tuned_text import setting, unit_of
 from elman.report.comparison.verdict import more_seeds_words
 
 TITLE = "Gain of each component"

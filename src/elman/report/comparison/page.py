@@ -66,8 +66,8 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
-from elman.report.comparison.tuning import TITLE as TUNING_TITLE
-from elman.report.comparison.tuning import tuning_parts
+from elman.report.comparison.tuned_text import TITLE as TUNING_TITLE
+from elman.report.comparison.tuned_text import tuning_parts
 from elman.report.comparison.wins_text import wins_parts
 from elman.runs.state import RUNNING
 

@@ -15,7 +15,7 @@ from elman.report.comparison.blocks import Head, Line, Table, say, terminal_tabl
 from elman.report.comparison.components_text import print_components
 from elman.report.comparison.ladder_text import print_ladders
 from elman.report.comparison.report_data import Report, make_report
-from elman.report.comparison.tuning import print_tuning
+from elman.report.comparison.tuned_text import print_tuning
 from elman.report.comparison.wins_text import print_wins
 from elman.report.comparison.write import write_report
 from elman.report.tables.sweep import notes, print_sweep

@@ -31,7 +31,7 @@ from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import task_of
 from elman.report.comparison.swept import ceiling
 from elman.report.comparison.tuned import ArmFacts, TunedSweep
-from elman.report.comparison.tuning import setting
+from elman.report.comparison.tuned_text import setting, value_text
 from elman.sections.tune import SHAPE, Leaf, Value
 from elman.tuning.importance import LEAST_TRIALS, METHOD, SOURCE, Importance, importance
 from elman.tuning.space import Space, overrides_of
@@ -96,7 +96,7 @@ class _KeyAxis:
     def place(self, value: Value) -> float:
         """Return the place of one of its values."""
         if self.names:
-            return next(at for at, text in self.axis.own_ticks if text == _text(value))
+            return next(at for at, text in self.axis.own_ticks if text == value_text(value))
         number = float(value)
         return on_log_axis(self.axis, number) if self.axis.log else number
 
@@ -209,7 +209,7 @@ def _values(sweep: _Sweep, key: str) -> list[Value]:
     """Return the different values of a key that were tried, confirmed, or published."""
     every = [settings(one.values) for one in sweep.tuned.trials]
     every += [settings(facts.arm.published) for facts in sweep.results.arms]
-    by_text = {_text(one[key]): one[key] for one in every if one.get(key) is not None}
+    by_text = {value_text(one[key]): one[key] for one in every if one.get(key) is not None}
     return list(by_text.values())
 
 
@@ -351,11 +351,11 @@ def _key_axis(sweep: _Sweep, key: str) -> _KeyAxis:
     label = f"{_WORDS[key]} ({key})" if key in _WORDS else key
     leaf = sweep.tuned.config.leaves.get(key) or Leaf(values=list(values))
     if not all(map(_is_number, values)):
-        names = [_text(value) for value in leaf.values or ()]
-        names += map(_text, values)
+        names = [value_text(value) for value in leaf.values or ()]
+        names += map(value_text, values)
         return _KeyAxis(axis_of_names(label, list(dict.fromkeys(names))), names=True)
     if not leaf.is_range and len(values) <= 2 * _HANDFUL:
-        return _KeyAxis(axis_of_values(label, list(dict.fromkeys(map(_text, values)))))
+        return _KeyAxis(axis_of_values(label, list(dict.fromkeys(map(value_text, values)))))
     numbers = [float(value) for value in values] + [*sweep.tuned.bounds.get(key, ())]
     if leaf.log:
         above = [number for number in numbers if number > 0]
@@ -365,12 +365,6 @@ def _key_axis(sweep: _Sweep, key: str) -> _KeyAxis:
 
 def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _score_axis(sweep: _Sweep) -> tuple[Axis, str]:

@@ -51,8 +51,8 @@ from elman.report.comparison.rows import (
 )
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
-from elman.report.comparison.tuning import TITLE as TUNING
-from elman.report.comparison.tuning import TUNING_COLUMNS, tuning_lines, tuning_parts
+from elman.report.comparison.tuned_text import TITLE as TUNING
+from elman.report.comparison.tuned_text import TUNING_COLUMNS, tuning_lines, tuning_parts
 from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"

@@ -86,7 +86,7 @@ def _cells(sweep: TunedSweep, facts: ArmFacts) -> list[str]:
         _trials(facts),
         NONE if facts.first is None else setting(facts.first.values),
         _windows(facts) or NONE,
-        ", ".join(f"{key}: {side}" for key, side in facts.edges.items()) or NONE,
+        _edges(facts) or NONE,
         NONE if score is None else f"{score:.4f}",
         NONE if standing is None else _mean(standing.arm),
         NONE if common is None else _mean(common.arm),
@@ -103,18 +103,25 @@ def _trials(facts: ArmFacts) -> str:
 
 def setting(values: Mapping[str, object]) -> str:
     """Return the values of keys as text: ``optim.lr 0.001``."""
-    return ", ".join(f"{key} {_number(value)}" for key, value in values.items())
+    return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
 
 
-def _number(value: object) -> str:
+def value_text(value: object) -> str:
+    """Return a value as it is typed, a number with four digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _edges(facts: ArmFacts) -> str:
+    return ", ".join(f"{key}: {side}" for key, side in facts.edges.items())
 
 
 def _windows(facts: ArmFacts) -> str:
     """Return each key's window with the number of points in it."""
     parts = []
     for key, one in facts.windows.items():
-        ends = [_number(one.low), _number(one.high)]
+        ends = [value_text(one.low), value_text(one.high)]
         text = " to ".join(dict.fromkeys(ends))
         points = f"{len(one.points)} point{'' if len(one.points) == 1 else 's'}"
         parts.append(f"{key} {text} ({points}{_OPEN[one.open_low, one.open_high]})")
@@ -316,7 +323,7 @@ def _csv_line(sweep: TunedSweep, facts: ArmFacts) -> dict[str, Any]:
         "trials": sum(trial.ended for trial in facts.trials),
         "best_setting": None if first is None else setting(first.values),
         "window": _windows(facts) or None,
-        "edge": ", ".join(f"{key}: {side}" for key, side in facts.edges.items()) or None,
+        "edge": _edges(facts) or None,
         "trial_score": None if first is None else first.score,
     }
     for name, one in (("confirmed", standing), ("common", common)):
