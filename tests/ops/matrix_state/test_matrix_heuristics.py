@@ -150,6 +150,24 @@ def test_a_backward_block_of_many_warps_that_has_a_multiprocessor_alone_becomes_
     assert pair("delta", 64, 128)[1].row_tiles == 1
 
 
+@pytest.mark.parametrize(
+    ("cell", "n", "heads", "expected"),
+    [
+        ("delta", 16, 32, (2, 1, 32)),
+        ("delta", 32, 16, (2, 4, 32)),
+        ("row_gated_delta", 32, 4, (2, 4, 32)),
+        ("delta", 64, 8, (2, 8, 24)),
+        ("delta", 128, 4, (1, 32, 24)),  # with two warps 16 steps would be left
+        ("decayed", 64, 1, (1, 16, 32)),  # nothing is read
+    ],
+)
+def test_a_backward_block_of_few_heads_that_read_has_two_warps_if_segments_stay_long(
+    cell: str, n: int, heads: int, expected: tuple[int, int, int]
+) -> None:
+    backward = pair(cell, n, heads)[1]
+    assert (backward.warps, backward.row_tiles, backward.steps) == expected
+
+
 def test_others_recompute_than_walk_where_warps_have_little_company() -> None:
     # Warps of the backward pass that walk: one for each scheduler or fewer, then two.
     found = [pair("row_gated_delta", n, 128)[1] for n in (16, 32)]

@@ -5,10 +5,15 @@ Forms, the fastest first: a form is taken where it has nothing to say against a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elman.ops.common.cuda.clusters import MULTIPROCESSORS, clusters_cannot
+from elman.ops.common.cuda.clusters import (
+    MULTIPROCESSORS,
+    clusters_at_once,
+    clusters_cannot,
+)
 from elman.ops.common.cuda.forms import Form, first_that_runs, runs_every_call
 from elman.ops.dense.cuda.cluster_config import ClusterConfig
 from elman.ops.dense.cuda.cluster_config import choose as choose_config
@@ -108,6 +113,16 @@ def _groups_lose(shape: Shape) -> str | None:
             f"takes {stepwise:.0f}"
         )
     return None
+
+
+def calls_at_once(shape: Shape) -> float:
+    """Return how many calls the GPU runs at a time, each as fast as alone; 1 if it is not known."""
+    passes = [cluster_config(shape, back=back) for back in (False, True)]
+    if choose(shape).name != "cluster":
+        return 1
+    most = clusters_at_once(shape.multiprocessors or MULTIPROCESSORS)
+    rows = [(most[one.cluster], math.ceil(shape.batch / one.rows)) for one in passes if one]
+    return min(clusters / (shape.heads * parts) for clusters, parts in rows)
 
 
 def group_config(shape: Shape, *, back: bool) -> GroupConfig | None:

@@ -76,6 +76,14 @@ def _chosen(
     return found
 
 
+def calls_at_once(
+    step: str, io: torch.dtype, batch: int, channels: int, device: int | None
+) -> float:
+    """Return how many calls with one full matrix the GPU runs at a time, each as fast as alone."""
+    number = "bf16" if io == torch.bfloat16 else "fp32"
+    return forms.calls_at_once(forms.Shape(step, number, batch, channels, 0, *machine(device)))
+
+
 _ran: dict[forms.Shape, Form] = {}
 
 

@@ -36,7 +36,9 @@ _CROWDED = 1.5  # warps of a scheduler; more leave no place for producer warps
 _HALVED_FROM = 6  # warps of a block that may become two
 _MANY_BACKWARD, _MANY_FORWARD, _MANY_OF_FOUR = 7, 9, 13  # columns of a lane; see _evened
 _STEPS, _FEWEST_STEPS = (16, 12, 8), 4
+_WARPS_AT_ONCE = 2  # of a scheduler, that wait for their own results more than for each other
 _PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where producer warps recompute segments
+_PAIRED_STEPS = 0.75  # of the steps of a segment, that two warps in a block must leave
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
@@ -55,7 +57,8 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> TileConfig:
     row_tiles = max(math.ceil(whole / most), _row_tiles_to_fill(whole, heads, device))
     found = tile_config_of(plan, types, lanes, math.ceil(whole / row_tiles), tall=tall)
     fitted = _fitted(_evened(found, backward=True), heads, device)
-    return _with_producers(fitted, heads, device) or _halved(fitted, heads, device)
+    relieved = _with_producers(fitted, heads, device)
+    return _paired(relieved, heads, device) if relieved else _halved(fitted, heads, device)
 
 
 def forward_of(chosen: TileConfig, heads: int, device: Limits) -> TileConfig:
@@ -203,6 +206,19 @@ def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
     return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
+def _paired(found: TileConfig, heads: int, device: Limits) -> TileConfig:
+    """Return a tile config of the backward pass with two warps to a block for one.
+
+    Only where rows are read: each block prepares keys and queries, and their gradients are then
+    summed over fewer blocks. Segments that would have to be much shorter cost more than that.
+    """
+    if found.warps > 1 or found.row_tiles == 1 or not CELLS[found.plan.cell].reads:
+        return found
+    pair = _with_producers(_fitted(_resized(found, 2), heads, device), heads, device)
+    long = pair is not None and pair.steps >= _PAIRED_STEPS * found.steps
+    return pair if pair and long and pair.warps == 2 else found
+
+
 def _with_producers(found: TileConfig, heads: int, device: Limits) -> TileConfig | None:
     """Return a tile config of the backward pass with producer warps, or None if warps are many.
 
@@ -219,6 +235,23 @@ def _with_producers(found: TileConfig, heads: int, device: Limits) -> TileConfig
     ways = (replace(found, producers=True, steps=steps) for steps in _PRODUCER_STEPS)
     fits = (one for one in ways if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
     return next((one for one in fits if _rounds(one, heads, device) <= rounds), None)
+
+
+def calls_at_once(plan: Plan, types: Types, batch: int, device: Limits) -> float:
+    """Return how many calls the GPU runs at a time, each about as fast as if it were alone.
+
+    Args:
+        plan: What is computed.
+        types: Types of the kernel.
+        batch: B.
+        device: The GPU.
+    """
+    heads = batch * plan.heads
+    back = choose(plan, types, heads, device)
+    blocks = heads * back.row_tiles
+    warps = blocks * back.backward_threads // WARP
+    room = _resident(back, device) * device.multiprocessors / blocks
+    return min(room, _WARPS_AT_ONCE * SCHEDULERS * device.multiprocessors / warps)
 
 
 def _resident(tile_config: TileConfig, device: Limits) -> int:

@@ -20,6 +20,7 @@ from elman.kernels.launching import Launch, architecture
 from elman.kernels.nvrtc import Unit
 from elman.ops.common.native import CUDA_TYPES, require_cuda_dtype
 from elman.ops.matrix_state.abi import Call, kept_dtype, layouts, row_bits
+from elman.ops.matrix_state.cuda import heuristics
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
 from elman.ops.matrix_state.plan import Plan, parse
@@ -53,6 +54,12 @@ def tile_config(plan_text: str, batch: int, dtype: torch.dtype, *, backward: boo
     here = device_limits(torch.cuda.current_device()) if torch.cuda.is_available() else H200
     chosen = choose(plan, types(plan, dtype), batch * plan.heads, here)
     return chosen if backward else forward_of(chosen, batch * plan.heads, here)
+
+
+def calls_at_once(plan: Plan, batch: int, dtype: torch.dtype, device: int | None) -> float:
+    """Return how many calls a GPU runs at a time, each about as fast as alone."""
+    limits = H200 if device is None else device_limits(device)
+    return heuristics.calls_at_once(plan, types(plan, dtype), batch, limits)
 
 
 def types(plan: Plan, dtype: torch.dtype) -> Types:
