@@ -5,7 +5,7 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from elman.models import wavefront
 from elman.models.blocks import init
 from elman.models.blocks.mlp import SwiGLU
 from elman.models.blocks.norm import LayerNorm, RMSNorm
 from elman.models.cells.common.mixer import Mixer, StreamMixer
 from elman.models.inputs import check_ids
 from elman.models.state import State, zeroed
+from elman.models.wavefront import Flow
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.common.transforms import transformed
 from elman.ops.linear import Weights, linear
@@ -57,6 +59,8 @@ class LanguageModel(nn.Module):
         activation_checkpointing: Recompute each mixer and MLP in the backward pass of a training
             step.
         casts_at_once: Cast all weights at the start of a pass; False where they are not all there.
+        time_parts: Parts of the time that pass through the layers side by side, in a pass with
+            gradients; see :mod:`elman.models.wavefront`.
         reset_after: As the argument.
     """
 
@@ -78,6 +82,7 @@ class LanguageModel(nn.Module):
         self.reset_after = reset_after
         self.activation_checkpointing = False
         self.casts_at_once = True
+        self.time_parts = 1
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
         norm = partial(RMSNorm, backend=backend) if wrapper == "rms" else LayerNorm
@@ -129,10 +134,13 @@ class LanguageModel(nn.Module):
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
         ended_bt = None if self.reset_after is None else tokens_bt == self.reset_after
         resets_bt = _starts(ended_bt, resets_bt)
-        run = self._rms if self.wrapper == "rms" else self._legacy
-        with self._weights.cast(x_btd) if self.casts_at_once else nullcontext():
+        with (
+            self._weights.cast(x_btd, hold=self.time_parts > 1)
+            if self.casts_at_once
+            else nullcontext()
+        ):
             given = [None] * len(self.layers) if states is None else states
-            x_btd, carried = run(x_btd, given, resets_bt)
+            x_btd, carried = self._through_layers(x_btd, given, resets_bt)
             if ended_bt is not None and tokens_bt.shape[1]:
                 carried = zeroed(carried, ended_bt[:, -1])
             return linear(x_btd, self.embedding), carried
@@ -203,45 +211,94 @@ class LanguageModel(nn.Module):
                 with _whole(module, self):
                     module.begin_step()
 
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """Return how many of its recurrences a device runs at a time, each as fast as alone.
+
+        Args:
+            batch: Rows.
+            dtype: Dtype of the projections.
+            device: The device.
+        """
+        mixers = [layer for layer in self.layers if isinstance(layer, Mixer)]
+        if len(mixers) < len(self.layers):
+            return 1
+        return min(mixer.calls_at_once(batch, dtype, device) for mixer in mixers)
+
     def num_params(self) -> int:
         """Return the number of parameters, including frozen ones; the tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _rms(
-        self, x_btd: Tensor, states: Iterable[State | None], resets_bt: Tensor | None
+    def _through_layers(
+        self, x_btd: Tensor, states: Sequence[State | None], resets_bt: Tensor | None
     ) -> tuple[Tensor, list[State]]:
-        carried = []
-        stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
-        # A layer's output is added to the stream at the next norm, in the same kernel.
-        branch_btd: Tensor | None = None
-        mlps = self.mlps or [None] * len(self.layers)
-        for norm, layer, mlp, state in zip(self.norms, self.layers, mlps, states, strict=True):
-            if isinstance(layer, StreamMixer) and resets_bt is None and layer.joins_stream():
-                advance = self._recomputed(layer.advance)
-                stream_btd, branch_btd, new_state = advance(stream_btd, branch_btd, state)
-                carried.append(new_state)
-                continue
-            if isinstance(norm, RMSNorm):
-                stream_btd, x_btd = norm(stream_btd, branch_btd)
-            else:
-                stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
-            branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
+        """Return the final norm's output and the states after the last step."""
+        layers, final_norm, dtype = self._layers_of_wrapper(x_btd)
+        x_btd = x_btd.to(dtype)
+        if self.time_parts > 1 and torch.is_grad_enabled() and not transformed():
+            flows, carried = wavefront.run(layers, x_btd, states, resets_bt, self.time_parts)
+            return torch.cat([final_norm(flow) for flow in flows], dim=1), carried
+        flow, carried = Flow(x_btd, None), []
+        for layer, state in zip(layers, states, strict=True):
+            flow, new_state = layer(flow, state, resets_bt)
             carried.append(new_state)
-            if mlp is not None:
-                stream_btd, branch_btd = self._recomputed(mlp)(stream_btd, branch_btd)
-        return self.final_norm(stream_btd, branch_btd)[1], carried
+        return final_norm(flow), carried
+
+    def _layers_of_wrapper(
+        self, x_btd: Tensor
+    ) -> tuple[list[wavefront.Layer], Callable[[Flow], Tensor], torch.dtype]:
+        """Return the layers with their norms, the final norm, and the dtype of the stream."""
+        if self.wrapper == "rms":
+            # A layer's output is added to the stream at the next norm, in the same kernel.
+            mlps = self.mlps or [None] * len(self.layers)
+            every = zip(self.norms, self.layers, mlps, strict=True)
+            rms: list[wavefront.Layer] = [partial(self._rms, *modules) for modules in every]
+            return rms, self._rms_end, wide_dtype(x_btd.dtype)
+        pairs = zip(self.norms, self.layers, strict=True)
+        legacy: list[wavefront.Layer] = [partial(self._legacy, *modules) for modules in pairs]
+        return legacy, self._legacy_end, compute_dtype(x_btd, x_btd.dtype)
+
+    def _rms_end(self, flow: Flow) -> Tensor:
+        y_btd: Tensor = self.final_norm(*flow)[1]
+        return y_btd
+
+    def _legacy_end(self, flow: Flow) -> Tensor:
+        y_btd: Tensor = self.final_norm(flow.stream_btd)
+        return y_btd
+
+    def _rms(
+        self,
+        norm: nn.Module,
+        layer: nn.Module,
+        mlp: nn.Module | None,
+        flow: Flow,
+        state: State | None,
+        resets_bt: Tensor | None,
+    ) -> tuple[Flow, State]:
+        stream_btd, branch_btd = flow
+        if isinstance(layer, StreamMixer) and resets_bt is None and layer.joins_stream():
+            advance = self._recomputed(layer.advance)
+            stream_btd, branch_btd, new_state = advance(stream_btd, branch_btd, state)
+            return Flow(stream_btd, branch_btd), new_state
+        if isinstance(norm, RMSNorm):
+            stream_btd, x_btd = norm(stream_btd, branch_btd)
+        else:
+            stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
+        branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
+        if mlp is not None:
+            stream_btd, branch_btd = self._recomputed(mlp)(stream_btd, branch_btd)
+        return Flow(stream_btd, branch_btd), new_state
 
     def _legacy(
-        self, x_btd: Tensor, states: Iterable[State | None], resets_bt: Tensor | None
-    ) -> tuple[Tensor, list[State]]:
-        carried = []
-        dtype = compute_dtype(x_btd, x_btd.dtype)
-        x_btd = x_btd.to(dtype)
-        for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
-            y_btd, new_state = self._mix(layer, norm(x_btd), state, resets_bt)
-            x_btd = x_btd + y_btd.to(dtype)
-            carried.append(new_state)
-        return self.final_norm(x_btd), carried
+        self,
+        norm: nn.Module,
+        layer: nn.Module,
+        flow: Flow,
+        state: State | None,
+        resets_bt: Tensor | None,
+    ) -> tuple[Flow, State]:
+        x_btd = flow.stream_btd
+        y_btd, new_state = self._mix(layer, norm(x_btd), state, resets_bt)
+        return Flow(x_btd + y_btd.to(x_btd.dtype), None), new_state
 
     def _mix(
         self, layer: nn.Module, x_btd: Tensor, state: State | None, resets_bt: Tensor | None

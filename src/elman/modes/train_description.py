@@ -29,6 +29,7 @@ from elman.models.cells import registry
 from elman.models.state_bytes import state_bytes
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
+from elman.training.long_rows import rows_note
 from elman.training.trainer import Trainer
 
 
@@ -38,6 +39,8 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
     memory = f", about {MEMORY.text(findings.estimate, 1)} of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
     graph = ", replayed as a CUDA graph" if setup.graph else ""
+    if (parts := trainer.state.model.time_parts) > 1:
+        graph += f", layers side by side over {parts} parts of a row"
     optimizer = trainer.state.optimizer
     update = ", updated by one kernel" if optimizer.in_a_kernel else ""
     if optimizer.matrix_precision is not None:
@@ -58,6 +61,9 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         lines.append(f"{note}; it is not counted")
     if note := optimizer.precision_note(setup.device):
         lines.append(note)
+    if not isinstance(setup.data, TaskData):
+        given = (setup.division.rows, config.train, setup.device)
+        lines += [note] if (note := rows_note(trainer.state.model, *given)) else []
     if setup.precision == "bf16" and setup.device.type == "cpu" and not multiplies_bf16():
         lines.append(
             "train.precision=bf16: this CPU has no instructions for bf16 and is much faster with "

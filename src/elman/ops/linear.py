@@ -165,21 +165,28 @@ class Weights:
     def __init__(self) -> None:
         self._read: list[nn.Parameter] = []
         self._filled: list[nn.Parameter] = []
+        self._held: list[Tensor] = []
 
-    def cast(self, x: Tensor) -> AbstractContextManager[object]:
+    def cast(self, x: Tensor, *, hold: bool = False) -> AbstractContextManager[object]:
         """Return a context for a pass that begins with x; it casts if autocast does.
 
         Without gradients it does not cast, because autocast then keeps copies for many passes.
+
+        Args:
+            x: The pass's input.
+            hold: Whether several streams read the copies. Their memory is then not used again
+                before the next pass.
         """
         # Whatever looks at operators sees those of autocast.
         if watched((x,)) or not torch.is_grad_enabled():
             return nullcontext()
         kind = "cuda" if x.is_cuda else "cpu"
-        return self._reading(kind) if torch.is_autocast_enabled(kind) else nullcontext()
+        return self._reading(kind, hold) if torch.is_autocast_enabled(kind) else nullcontext()
 
     @contextmanager
-    def _reading(self, kind: str) -> Iterator[None]:
+    def _reading(self, kind: str, hold: bool) -> Iterator[None]:
         outer, reads = _thread.reads, _Reads(kind, self._read, self._filled)
+        self._held = reads.detached() if hold else []
         _thread.reads = reads
         try:
             yield
@@ -220,6 +227,10 @@ class _Reads:
         if filled:
             self.filled[id(weight)] = weight
         return self._copies.get(id(weight), (weight, weight))[1]
+
+    def detached(self) -> list[Tensor]:
+        """Return the copies without their history."""
+        return [copy.detach() for _, copy in self._copies.values()]
 
     def _is_cast(self, weight: nn.Parameter) -> bool:
         """Return whether autocast casts a weight, and its gradient back."""

@@ -98,6 +98,8 @@ class TrainConfig(Budgets):
         graph: Replay forward and backward pass as a CUDA graph. ``auto`` is yes on a GPU, unless
             the model runs a loop over time without kernels, ``profile`` is on, or
             :func:`~elman.sections.graphs.graph_conflict` names a conflict.
+        overlap: Let the layers compute side by side where few long rows leave a GPU idle: parts of
+            the time follow each other through them. ``auto`` does so in a CUDA graph.
         activation_checkpointing: Recompute each mixer in the backward pass.
         max_step_hours: A run whose first step would take longer is refused; null allows any.
         until_accuracy: Of a task: end as soon as a validation answers at least this share right.
@@ -124,6 +126,7 @@ class TrainConfig(Budgets):
     tbptt: bool = False
     compile: bool = False
     graph: Annotated[Literal["auto", True, False], _no_number] = "auto"
+    overlap: Annotated[Literal["auto", False], _no_number] = "auto"
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"

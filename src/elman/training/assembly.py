@@ -16,6 +16,7 @@ from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.budget import Budget
 from elman.training.cuda_graph import ReplayedPass
+from elman.training.long_rows import time_parts
 from elman.training.loop import forward_backward
 from elman.training.objective import objective_of
 from elman.training.optim.optimizers import TrainingOptimizer
@@ -73,6 +74,8 @@ def state_of(
     """Return what the steps of a model read and change; arguments as of :func:`new_state`."""
     train = config.train
     division = divide(config.parallel, train.batch_size, team.place)
+    if graph and train.overlap == "auto" and config.parallel.shard == "none":
+        model.time_parts = time_parts(model, division.rows, train, device)
     objective = objective_of(config.data, train, model, division.rows)
     state = TrainingState(
         train,

@@ -216,6 +216,19 @@ class Mixer(nn.Module):
             self._chosen[key] = choose_backend(self.runnable, *key)
         return self._chosen[key]
 
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """Return how many calls of this layer a device runs at a time, each as fast as alone.
+
+        Args:
+            batch: Rows of a call.
+            dtype: Dtype of the projections.
+            device: The device.
+
+        Returns:
+            The number, below 1 if the device has no room for all of a call; 1 if it is not known.
+        """
+        return 1
+
     def kernels_beside(self, backend: str, x_btd: Tensor) -> str:
         """Return the backend for what stands around a package's kernels.
 

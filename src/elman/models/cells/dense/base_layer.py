@@ -16,6 +16,7 @@ from elman.models.blocks.spectral_norm import SpectralNorm
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State, first_state
 from elman.ops.column_sum.op import biased_linear
+from elman.ops.dense.cuda.kernels import calls_at_once
 from elman.ops.dense.op import elman
 from elman.ops.silu_gate.op import gate, self_gate
 
@@ -140,6 +141,16 @@ class DenseMixer(NormedLayer):
     def recurrent_matrix(self, backend: str = "reference") -> Tensor:
         """Return the matrix that the recurrence uses."""
         return self.recurrent if self.norm is None else self.norm(self.recurrent, backend)
+
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        if self._backend_on(device.type) != "cuda":
+            return 1
+        return calls_at_once(self._step, dtype, batch, self.width, device.index)
+
+    @property
+    def _step(self) -> str:
+        return "linear" if self.linear else "tanh"
 
     def recur(
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None

@@ -19,6 +19,7 @@ from elman.ops.common.checks import Shape
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.slices import row_blocks
 from elman.ops.linear import linear
+from elman.ops.matrix_state.cuda.kernels import calls_at_once
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.silu_linear import silu_linear
@@ -119,6 +120,12 @@ class MatrixMixer(Skeleton):
         for name, (_, value) in self.constants().items():
             nn.init.constant_(self.get_parameter(name), value)
         self.reset_projection(self.out_proj)
+
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        if self._backend_on(device.type) != "cuda":
+            return 1
+        return calls_at_once(self.plan, batch, dtype, device.index)
 
     def forward(
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None

@@ -29,6 +29,7 @@ from elman.ops.add_norm.reference import rms_norm
 from elman.ops.common.checks import Shape
 from elman.ops.common.slices import Slice, row_blocks
 from elman.ops.linear import linear, padded_linear
+from elman.ops.matrix_state.cuda.kernels import calls_at_once
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 
@@ -199,6 +200,12 @@ class E88(Mixer):
             channels, taps = self.conv.weight.shape
             shapes["conv"] = (taps - 1, channels)
         return shapes
+
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        if self._backend_on(device.type) != "cuda":
+            return 1
+        return calls_at_once(self.plan, batch, dtype, device.index)
 
     def forward(
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
