@@ -309,6 +309,7 @@ def test_every_model_is_timed_on_every_backend_that_it_has_once() -> None:
         (["bench.peers=[pytorch]"], "bench.peers=pytorch: expected one of mamba2_transformers"),
         (["bench.backends=[]"], "bench.backends=[]: an empty list"),
         (["bench.rounds=0"], "bench.rounds=0: must be at least 1"),
+        (["bench.shapes=[2x8,0x8]"], "bench.shapes=0x8: expected rows times bytes, as in"),
         (["kernels.backend=cpu"], "kernels.backend: read only with"),
         (["train.batch_size=2"], "train.batch_size: read only with"),
     ],
@@ -470,6 +471,38 @@ def test_a_training_step_is_timed_with_its_data(
     assert step["params"] > layer["params"]
     assert step["kernel_calls"] == 6  # the recurrence and two norms, there and back
     assert "one step: milliseconds" in capsys.readouterr().out
+
+
+def test_shapes_are_timed_one_after_another_and_compared_by_their_rates(
+    tmp_path: Path, capsys, given_rates
+) -> None:
+    result = run_mode(tmp_path / "run", "model=e61", "bench.shapes=[4x4,1x16]")
+    sizes = [(row["batch_size"], row["chunk_size"]) for row in result["rows"]]
+    assert sizes == [(4, 4), (1, 16)]
+    assert [row["tok_s"] * row["total"]["median"] for row in result["rows"]] == [
+        pytest.approx(16)
+    ] * 2
+    printed = capsys.readouterr().out
+    assert "one layer: tok/s by rows x bytes, medians of 2 rounds" in printed
+    assert all(f"{row['tok_s']:,.0f}" in printed for row in result["rows"])
+
+
+def test_a_shape_that_does_not_fit_into_memory_is_left_out_with_a_note(
+    tmp_path: Path, capsys, monkeypatch, given_rates
+) -> None:
+    built = benchmark.layer_subjects
+
+    def of_little_memory(config: Any, *given: Any) -> Any:
+        if config.bench.chunk_size > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return built(config, *given)
+
+    monkeypatch.setattr(benchmark, "layer_subjects", of_little_memory)
+    result = run_mode(tmp_path / "run", "model=e61", "bench.shapes=[2x8,1x16]")
+    assert [row["chunk_size"] for row in result["rows"]] == [8]
+    assert "one layer of 1x16 left out: too little memory for it" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"bench\.shapes=1x16: none fits into memory"):
+        run_mode(tmp_path / "none", "model=e61", "bench.shapes=[1x16]")
 
 
 def test_nothing_to_time_is_said(tmp_path: Path, given_rates) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import product
 from typing import Any
+
+import torch
 
 from elman.base.errors import UserError
 from elman.base.units import GPU_MEMORY
@@ -57,20 +61,19 @@ def run_benchmark(
     say("measuring the machine")
     rates = measure_rates(device)
     rows: list[dict[str, Any]] = []
-    for level in levels:
-        with ExitStack() as stack:
-            if level == "layer":
-                layers, missing = layer_subjects(config, chosen, device)
-                missing += record_layers(layers, settings.graph, device)
-                subjects: list[Subject] = [*layers]
-            else:
-                subjects, missing = step_subjects(config, chosen, device, stack)
-            notes += missing
-            timed = f"one {level}" if len(subjects) == 1 else f"{len(subjects)} {level}s"
-            say(f"timing {timed}, rounds: {settings.rounds}{_first(subjects)}")
-            rows += _rows(subjects, settings.rounds, rates, progress)
-            if level == "step":
-                notes += _rank_notes(config, chosen, rows[-len(subjects) :])
+    for level, size in product(levels, settings.sizes):
+        own = _sized(config, size)
+        try:
+            timed, said = _level(own, chosen, level, device, rates, say, progress)
+        except torch.OutOfMemoryError:
+            if not settings.shapes:
+                raise
+            timed, said = [], [f"one {level} of {_shape(size)} left out: too little memory for it"]
+        rows += timed
+        notes += (one for one in said if one not in notes)
+        _free_memory(device)
+    if not rows:
+        raise UserError(f"bench.shapes={','.join(settings.shapes)}: none fits into memory")
     return {
         "status": "ok",
         "model": config.model.name,
@@ -84,6 +87,54 @@ def run_benchmark(
         "settings": settings.model_dump(),
         "environment": describe_environment(device),
     }
+
+
+def _level(
+    config: RunConfig,
+    chosen: Sequence[Entry],
+    level: str,
+    device: torch.device,
+    rates: MachineRates,
+    say: Say,
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Time everything at one level and one shape; return its rows and notes."""
+    settings = config.bench
+    assert settings is not None
+    with ExitStack() as stack:
+        if level == "layer":
+            layers, notes = layer_subjects(config, chosen, device)
+            notes += record_layers(layers, settings.graph, device)
+            subjects: list[Subject] = [*layers]
+        else:
+            subjects, notes = step_subjects(config, chosen, device, stack)
+        timed = f"one {level}" if len(subjects) == 1 else f"{len(subjects)} {level}s"
+        size = (settings.batch_size, settings.chunk_size)
+        at = f" of {_shape(size)}" if settings.shapes else ""
+        say(f"timing {timed}{at}, rounds: {settings.rounds}{_first(subjects)}")
+        rows = _rows(subjects, settings.rounds, rates, progress)
+        if level == "step":
+            notes += _rank_notes(config, chosen, rows)
+    sizes = {"batch_size": settings.batch_size, "chunk_size": settings.chunk_size}
+    return [row | sizes for row in rows], notes
+
+
+def _sized(config: RunConfig, size: tuple[int, int]) -> RunConfig:
+    """Return the configuration of a benchmark at one shape."""
+    assert config.bench is not None
+    sizes = dict(zip(("batch_size", "chunk_size"), size, strict=True))
+    return config.model_copy(update={"bench": config.bench.model_copy(update=sizes)})
+
+
+def _shape(size: tuple[int, int]) -> str:
+    return "{}x{}".format(*size)
+
+
+def _free_memory(device: torch.device) -> None:
+    """Free the memory of what was timed before the next is built."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _rank_notes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -49,6 +50,8 @@ class BenchConfig(Section):
         level: One layer alone, the whole model's optimizer step, or both.
         batch_size: Rows.
         chunk_size: Bytes a row.
+        shapes: Several of both, as ``32x512``: rows times bytes. Everything is timed at one after
+            another, and a table compares their tok/s; what does not fit into memory is left out.
         ranks: With ``level=step``: also estimate the memory of a step on each of so many GPUs, of
             which each computes ``batch_size`` rows.
         rounds: Number of rounds; each round times everything once, in turn.
@@ -65,6 +68,7 @@ class BenchConfig(Section):
     level: Literal["layer", "step", "both"] = "layer"
     batch_size: Count = 8
     chunk_size: Count = 256
+    shapes: Annotated[list[str], _one_or_more] = Field(default_factory=list)
     ranks: Count = 1
     rounds: Count = 7
     graph: bool | Literal["auto"] = "auto"
@@ -78,6 +82,25 @@ class BenchConfig(Section):
                 f"bench.ranks={self.ranks}: read only with a whole step; add bench.level=step"
             )
         return self
+
+    @field_validator("shapes")
+    @classmethod
+    def _sizes(cls, shapes: list[str]) -> list[str]:
+        for shape in shapes:
+            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+                raise UserError(
+                    f"bench.shapes={shape}: expected rows times bytes, as in "
+                    "'bench.shapes=[32x512,4x4096]'"
+                )
+        return shapes
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Rows and bytes a row of everything that is timed."""
+        pairs = (shape.split("x") for shape in self.shapes)
+        return [(int(rows), int(steps)) for rows, steps in pairs] or [
+            (self.batch_size, self.chunk_size)
+        ]
 
     @field_validator("backends")
     @classmethod

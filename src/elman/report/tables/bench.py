@@ -36,6 +36,10 @@ def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> No
     """Print the result of one benchmark."""
     for level in dict.fromkeys(_group(row) for row in result["rows"]):
         rows = [row for row in result["rows"] if _group(row) == level]
+        shapes = dict.fromkeys(_shape(row) for row in rows)
+        if len(shapes) > 1:
+            _rates(level, rows, [*shapes]).print(console)
+            continue
         _times(level, rows).print(console)
         _insides(level, rows).print(console)
     for line in _notes(result):
@@ -90,6 +94,23 @@ def _times(level: str, rows: Sequence[Row]) -> TerminalTable:
             _ratio(row["ratio"]),
             f"{row['tok_s']:,.0f}",
         )
+    return table
+
+
+def _shape(row: Row) -> str:
+    """Return rows times bytes; older results do not say it."""
+    return f"{row['batch_size']}x{row['chunk_size']}" if "batch_size" in row else ""
+
+
+def _rates(level: str, rows: Sequence[Row], shapes: Sequence[str]) -> TerminalTable:
+    """Return the tok/s of everything at each shape; a dash is what did not fit into memory."""
+    found = {(row["name"], row["backend"], _shape(row)): row for row in rows}
+    title = f"one {level}: tok/s by rows x bytes, medians of {len(rows[0]['rounds'])} rounds"
+    table = TerminalTable([*names("name", "backend"), *numbers(*shapes)], ("backend",), title)
+    for name, backend in dict.fromkeys((row["name"], row["backend"]) for row in rows):
+        timed = (found.get((name, backend, shape)) for shape in shapes)
+        rates = ("-" if row is None else f"{row['tok_s']:,.0f}" for row in timed)
+        table.add(name, computed_by(backend, None, False), *rates)
     return table
 
 
