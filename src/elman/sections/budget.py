@@ -229,6 +229,12 @@ def limiting_kinds(train: Mapping[str, float | None]) -> list[BudgetKind]:
     return [kind for kind in kinds if kind.key in known]
 
 
+def limits_text(train: Mapping[str, float | None]) -> str:
+    """Return what limits a run in words, as ``40 steps or 10 min``; arguments as :func:`limits`."""
+    known = limits(train)
+    return " or ".join(kind.text(known[kind.key]) for kind in limiting_kinds(train))
+
+
 def used(limits: Mapping[str, float], effort: Effort) -> dict[str, float]:
     """Return how much of each limit an effort is, by key; 0 of what nobody has counted."""
     sizes = {kind.key: kind.used(effort) for kind in KINDS if kind.key in limits}

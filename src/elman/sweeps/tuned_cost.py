@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from elman.base.units import duration
+from elman.sections.budget import limits_text
 from elman.sections.tune import TuneConfig
 from elman.sweeps.tuned_arms import ArmJobs
 from elman.tuning.schedule import most_runs
@@ -33,20 +34,12 @@ def _number(count: int, noun: str) -> str:
 
 
 def _trial_budget(arms: Sequence[ArmJobs], config: TuneConfig) -> str:
-    if config.minutes is not None:
-        return f"{config.minutes:g} min"
-    return f"{config.steps} steps" if config.steps is not None else _budgets(arms)
+    own = {"minutes": config.minutes, "steps": config.steps}
+    return limits_text(own) if any(own.values()) else _budgets(arms)
 
 
 def _budgets(arms: Sequence[ArmJobs]) -> str:
-    words = {"minutes": "min"}
-    budgets = {
-        " or ".join(
-            f"{value:g} {words.get(key, key)}" for key, value in arm.whole.train.limits.items()
-        )
-        for arm in arms
-    }
-    return ", ".join(sorted(budgets))
+    return ", ".join(sorted({limits_text(arm.whole.train.limits) for arm in arms}))
 
 
 def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.config.newer_settings import with_newer
 from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.runs import Run
-from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits
+from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits_text
 
 NOT_RECORDED = "not recorded"
 
@@ -185,11 +185,10 @@ def _chunk(train: Mapping[str, Any]) -> str:
 
 def _duration(train: Mapping[str, Any]) -> str:
     """Word the budgets; a run without one lasts one minute."""
-    known = limits(train)
-    parts = [kind.text(known[kind.key]) for kind in limiting_kinds(train)]
+    text = limits_text(train)
     if train.get("until_accuracy") is not None:
-        parts.append(f"until accuracy {train['until_accuracy']}")
-    return " or ".join(parts)
+        text += f" or until accuracy {train['until_accuracy']}"
+    return text
 
 
 def budget_kinds(run: Run) -> list[BudgetKind]:

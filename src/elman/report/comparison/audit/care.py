@@ -22,7 +22,7 @@ from elman.report.comparison.audit.finding import (
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run, task_of
-from elman.sections.budget import KINDS, limits
+from elman.sections.budget import limits_text
 from elman.tuning.edges import at_edge
 from elman.tuning.edges import edges as edges_of_sweep
 from elman.tuning.trials import Trial, Tuned
@@ -159,7 +159,7 @@ def trial_budget(subject: Subject) -> Finding | None:
         return None
     budgets, silent = {}, []
     for arm, runs in subject.trials.items():
-        known = {_budget(run) for run in runs if run.config is not None}
+        known = {limits_text(run.section("train")) for run in runs if run.config is not None}
         if not known:
             silent.append(arm)
         else:
@@ -167,11 +167,6 @@ def trial_budget(subject: Subject) -> Finding | None:
     if silent:
         return unknown(f"no trial of {named(silent)} has a configuration")
     return _same(budgets, "")
-
-
-def _budget(run: Run) -> str:
-    budgets = limits(run.section("train"))
-    return " or ".join(kind.text(budgets[kind.key]) for kind in KINDS if kind.key in budgets)
 
 
 def edges(subject: Subject) -> Finding | None:
