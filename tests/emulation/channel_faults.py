@@ -170,7 +170,7 @@ def results(case: str, library: Callable[[str], ctypes.CDLL], plan: Plan = PLAN)
     # In every part of the time, at the borders of the segments too; none in the last row.
     resets_bt = torch.zeros(batch, steps, dtype=torch.bool)
     resets_bt[0, ::5] = resets_bt[1, 7:10] = resets_bt[1, 36] = True
-    call = kernels._Call(plan, [source], parameters, first, resets_bt)
+    call = kernels._KernelCall(plan, [source], parameters, first, resets_bt)
     call.point(first=call.like, dlast=normal(batch, C), **made)
     call.args.segment = SHORT.steps
     y, dsource = (torch.full((batch, steps, width), 9.0, dtype=dtype) for width in (40, 120))
@@ -185,7 +185,9 @@ def results(case: str, library: Callable[[str], ctypes.CDLL], plan: Plan = PLAN)
     return [y, dsource, *dparameters, made["last"], made["dfirst"]]
 
 
-def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
+def _run_pass(
+    call: kernels._KernelCall, backward: bool, library: Callable[[str], ctypes.CDLL]
+) -> None:
     unit = call.tile_config(backward=backward).unit
     tile_config = kernels.tile_config_for(
         call.plan, call.dtype, torch.float32, SHORT, unit, C, resets=True

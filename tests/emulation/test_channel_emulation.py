@@ -28,7 +28,9 @@ pytestmark = pytest.mark.compiler
 SIZE = (2, 37, 5)  # two whole segments and a rest
 
 
-def emulate(tile_config: TileConfig, launches: list[kernels.Launch], made: kernels._Call) -> None:
+def emulate(
+    tile_config: TileConfig, launches: list[kernels.Launch], made: kernels._KernelCall
+) -> None:
     """Run the kernels of a pass."""
     channel_emulator.run(emulator.loaded, tile_config, launches, made.args)
 
@@ -159,7 +161,7 @@ def test_sources_may_begin_anywhere(dtype, channels, start, unit) -> None:
     wide[..., start : start - 16] = narrow
     moved = wide[..., start : start - 16].requires_grad_()
     parameters = [leaves[name] for name in CELLS["e65"].parameters]
-    made = kernels._Call(plan, [moved], parameters, leaves["state"])
+    made = kernels._KernelCall(plan, [moved], parameters, leaves["state"])
     assert made.tile_config(backward=False).unit == unit
     identical(everything(plan, leaves | {"source": moved}, "cuda"), before)
 

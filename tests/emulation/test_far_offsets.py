@@ -323,7 +323,7 @@ def channel_results(
     states["workspace"] = room(
         batch * 32 + 2 * rows + (rows + (len(parameters) + tuning.steps) * batch) * channels, FP32
     )
-    call = channel_cuda._Call(plan, [source], parameters, states["first"])
+    call = channel_cuda._KernelCall(plan, [source], parameters, states["first"])
     call.point(**states)
     call.args.segment = tuning.steps
     call.args.y, call.args.dy = sequence(y), sequence(dy)

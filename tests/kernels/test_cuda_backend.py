@@ -203,7 +203,7 @@ class Gpus:
         for module in (matrix_cuda, driver):
             monkeypatch.setattr(module, "load", self.load)
         matrix_cuda._ready.cache_clear()
-        channel_cuda._kernels.cache_clear()
+        channel_cuda.COMPILED.loaded.cache_clear()
 
     @contextlib.contextmanager
     def device(self, device: int) -> Iterator[None]:
@@ -232,7 +232,7 @@ class Gpus:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     yield Gpus(monkeypatch)
     matrix_cuda._ready.cache_clear()
-    channel_cuda._kernels.cache_clear()
+    channel_cuda.COMPILED.loaded.cache_clear()
 
 
 WHERE = {0: (0, 70, 0, "sm_80"), 1: (1, 71, 1, "sm_90")}
@@ -255,7 +255,7 @@ def test_matrix_kernels_run_where_the_tensors_are(gpus, monkeypatch, index) -> N
 @pytest.mark.parametrize("index", WHERE)
 def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
     source, first = torch.zeros(2, 5, 48), torch.zeros(2, 24)
-    call = channel_cuda._Call(CHANNEL, [source], [], first)
+    call = channel_cuda._KernelCall(CHANNEL, [source], [], first)
     call.like = SimpleNamespace(device=torch.device("cuda", index))  # type: ignore[assignment]
     tile_config = ChannelTileConfig(CHANNEL, torch.float32, torch.float32)
     channel_cuda._launch(tile_config, channel_cuda.launches(tile_config, call.args, False), call)
@@ -278,7 +278,7 @@ def test_norm_kernels_run_where_the_tensors_are(gpus, index) -> None:
 @pytest.mark.parametrize("engine", ["matrix_state", "channel"])
 def test_other_dtypes_are_refused_in_one_line(gpus, engine, dtype) -> None:
     source = torch.zeros(2, 5, 48, dtype=dtype)
-    call = channel_cuda._Call(CHANNEL, [source], [], torch.zeros(2, 24))
+    call = channel_cuda._KernelCall(CHANNEL, [source], [], torch.zeros(2, 24))
     tile_config = call.tile_config(backward=False)
     launches = channel_cuda.launches(tile_config, call.args, False)
     refused = {

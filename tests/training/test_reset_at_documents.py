@@ -23,7 +23,7 @@ from elman.models.language_model import LanguageModel
 from elman.modes import eval as eval_mode
 from elman.modes import train as train_mode
 from elman.ops.channel import cpu, custom_op
-from elman.ops.channel.custom_op import Kernels
+from elman.ops.channel.custom_op import ChannelKernels
 from elman.parity import gate
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import resumed_config
@@ -238,10 +238,10 @@ def test_a_kernel_that_ignores_resets_lets_no_run_start(
         status = train_mode.run(PreparedRun(config, place))
         return status, str(json.loads((place / "result.json").read_text())["error"])
 
-    def deaf(*arguments):
-        return cpu.forward(*arguments[:-1], None)
+    def deaf(call):
+        return cpu.forward(call._replace(resets_bt=None))
 
-    monkeypatch.setitem(custom_op.KERNELS, "cpu", Kernels(deaf, cpu.backward, cpu.n_segments))
+    monkeypatch.setitem(custom_op.KERNELS, "cpu", ChannelKernels(deaf, cpu.backward))
     assert trained() == (ExitStatus.OK, "None")
     status, error = trained(ON)
     assert status == ExitStatus.FAILED

@@ -28,6 +28,7 @@ from elman.kernels.nvrtc import Unit
 from elman.ops.channel import op
 from elman.ops.channel.cuda import kernels
 from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
+from elman.ops.channel.passes import Call, Saved
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
@@ -149,11 +150,12 @@ class Timed:
         detached = [[leaf.detach() for leaf in leaves] for leaves in self.sets]
 
         def forward(source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            return kernels.forward(self.plan, [source], per_channel(rest[:-1]), rest[-1], None)
+            given = ([source], per_channel(rest[:-1]), rest[-1], None)
+            return kernels.forward(Call(self.plan.text, "cuda", *given))
 
         def backward(source: Tensor, *rest: Tensor) -> Any:
             given = ([source], per_channel(rest[:-1]), rest[-1], None)
-            return kernels.backward(self.plan, self.dy, None, *given)
+            return kernels.backward(Saved(self.plan.text, "cuda", self.dy, None, *given))
 
         kept = [[*leaves[:-1], forward(*leaves)[2]] for leaves in detached]
         return (

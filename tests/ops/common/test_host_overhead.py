@@ -28,7 +28,7 @@ def script() -> Any:
 @pytest.fixture(autouse=True)
 def nothing_loaded() -> None:
     """Let no test launch what another one loaded."""
-    channel_cuda._kernels.cache_clear()
+    channel_cuda.COMPILED.loaded.cache_clear()
     norm_cuda.COMPILED.loaded.cache_clear()
     matrix_cuda._ready.cache_clear()
 

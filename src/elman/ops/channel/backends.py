@@ -8,7 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from elman.ops.channel import reference
-from elman.ops.channel.custom_op import CHANNEL, Call
+from elman.ops.channel.custom_op import CHANNEL
+from elman.ops.channel.passes import Call
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.common.backend import Backend

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from torch import Tensor
 
 from elman.ops.channel import cpu
 from elman.ops.channel.cuda import kernels
+from elman.ops.channel.passes import Call, Gradients, Results, Saved, save
 from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import CELLS, compiled_cell
+from elman.ops.common.backend import Kernels
 from elman.ops.common.checks import (
     Shape,
     check_kernel_tensors,
@@ -25,89 +26,38 @@ from elman.ops.common.checks import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operator import INCOMING, Operator
+from elman.ops.common.operator import Operator
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """What the operators ask of a compiled backend.
+class ChannelKernels(Kernels[Call, Results, Saved, Gradients]):
+    """What the operator asks of a compiled backend.
 
     Args:
-        forward: Returns the output, the last state and the checkpoints.
-        backward: Returns the gradients of the sources, of the parameters and of the first state.
         n_segments: How many checkpoints a call of so many steps has.
     """
 
-    forward: Callable[
-        [Plan, Sequence[Tensor], Sequence[Tensor], Tensor, Tensor | None],
-        tuple[Tensor, Tensor, Tensor],
-    ]
-    backward: Callable[
-        [
-            Plan,
-            Tensor | None,
-            Tensor | None,
-            Sequence[Tensor],
-            Sequence[Tensor],
-            Tensor,
-            Tensor | None,
-        ],
-        tuple[list[Tensor], list[Tensor], Tensor],
-    ]
-    n_segments: Callable[[int], int]
+    n_segments: Callable[[int], int] = cpu.n_segments
 
 
-KERNELS: dict[str, Kernels] = {
-    "cpu": Kernels(cpu.forward, cpu.backward, cpu.n_segments),
-    "cuda": Kernels(kernels.forward, kernels.backward, kernels.n_segments),
+KERNELS: dict[str, ChannelKernels] = {
+    "cpu": ChannelKernels(cpu.forward, cpu.backward),
+    "cuda": ChannelKernels(kernels.forward, kernels.backward, n_segments=kernels.n_segments),
 }
 """By the name of the backend."""
 
 
-class Call(NamedTuple):
-    """What the operator reads.
-
-    Args:
-        plan: ``Plan.text``.
-        backend: A key of :data:`KERNELS`.
-        sources_bts: Sequences of one dtype. On a CPU everything else has this dtype, too.
-        parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.recurrences`.
-        state_bc: State before the first step.
-        resets_bt: Whether the state before a step is zero, bool; None: it never is.
-    """
-
-    plan: str
-    backend: str
-    sources_bts: Sequence[Tensor]
-    parameters_c: Sequence[Tensor]
-    state_bc: Tensor
-    resets_bt: Tensor | None
-
-
-class Saved(NamedTuple):
-    """What the backward pass reads: gradients of output and last state, and the call."""
-
-    plan: str
-    backend: str
-    dy_btc: Tensor | None
-    dlast_bc: Tensor | None
-    sources_bts: Sequence[Tensor]
-    parameters_c: Sequence[Tensor]
-    checkpoints_bkc: Tensor
-    resets_bt: Tensor | None
-
-
-def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Call) -> Results:
     """Return the output in the sources' dtype, the last state and the checkpoints."""
-    return KERNELS[call.backend].forward(parse(call.plan), *call[2:])
+    return KERNELS[call.backend].forward(call)
 
 
-def backward(saved: Saved) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def backward(saved: Saved) -> Gradients:
     """Return the gradients of sources, parameters and first state."""
-    return KERNELS[saved.backend].backward(parse(saved.plan), *saved[2:])
+    return KERNELS[saved.backend].backward(saved)
 
 
-def _fake(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(call: Call) -> Results:
     source_bts, state_bc = call.sources_bts[0], call.state_bc
     (batch, steps, _), channels = source_bts.shape, state_bc.shape[1]
     segments = KERNELS[call.backend].n_segments(steps)
@@ -118,12 +68,7 @@ def _fake(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _save(call: Call, results: tuple[Tensor, Tensor, Tensor]) -> Saved:
-    given = (call.sources_bts, call.parameters_c, results[2], call.resets_bt)
-    return Saved(call.plan, call.backend, INCOMING, INCOMING, *given)
-
-
-def _fake_backward(saved: Saved) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def _fake_backward(saved: Saved) -> Gradients:
     checkpoints_bkc = saved.checkpoints_bkc
     return (
         [source.new_empty(source.shape) for source in saved.sources_bts],
@@ -193,7 +138,7 @@ CHANNEL = Operator(
     check=check_operator,
     forward=forward,
     fake=_fake,
-    save=_save,
+    save=save,
     backward=backward,
     fake_backward=_fake_backward,
     incoming=("dy_btc", "dlast_bc"),

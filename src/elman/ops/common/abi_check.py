@@ -24,6 +24,19 @@ def same(cpp: str, value: int, message: str) -> str:
     return f'static_assert({cpp} == {number}, "{message}; {MISMATCH}");\n'
 
 
+def all_same(numbers: Mapping[str, int], file: str, of: str) -> str:
+    """Return C++ text that refuses to compile where one of several numbers is not Python's.
+
+    Args:
+        numbers: The numbers in Python, by what they are in C++.
+        file: The Python file that states them.
+        of: What they are of.
+    """
+    return "".join(
+        same(cpp, value, f"{file} has {value} for {cpp} of {of}") for cpp, value in numbers.items()
+    )
+
+
 def cell_assertions(
     name: str,
     structure: str,

@@ -14,12 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import driver
-from elman.kernels.driver import Loaded
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Unit
+from elman.kernels.launching import Launch
 from elman.ops.channel.abi import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
-from elman.ops.channel.cpu import adjacent, gradient_room
 from elman.ops.channel.cuda.tile_config import (
     LANES,
     TileConfig,
@@ -28,9 +24,18 @@ from elman.ops.channel.cuda.tile_config import (
     row_config,
     static_checks,
 )
-from elman.ops.channel.plan import Plan
+from elman.ops.channel.passes import (
+    Call,
+    Gradients,
+    Results,
+    Saved,
+    adjacent,
+    gradient_room,
+)
+from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.channel.source import spec_for
+from elman.ops.common.cuda_kernels import CudaKernels
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype
 
 TUNING = Tuning()
@@ -43,52 +48,38 @@ def n_segments(steps: int) -> int:
     return math.ceil(steps / TUNING.steps)
 
 
-def forward(
-    plan: Plan,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    state_bc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output [B, T, C], the last state, and the states before every segment."""
-    batch, steps, _ = sources_bts[0].shape
-    channels = state_bc.shape[1]
+def forward(call: Call) -> Results:
+    """Return the output, the last state, and the states before every segment."""
+    plan, sources_bts, state_bc = parse(call.plan), call.sources_bts, call.state_bc
+    (batch, steps, _), channels = sources_bts[0].shape, state_bc.shape[1]
     y_btc = sources_bts[0].new_empty(batch, steps, channels)
     last_bc = _room(state_bc)
     checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
-    call = _Call(plan, sources_bts, parameters_c, state_bc, resets_bt)
-    call.put("y", y_btc)
-    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
-    call.run(backward=False)
+    kernel = _KernelCall(plan, sources_bts, call.parameters_c, state_bc, call.resets_bt)
+    kernel.put("y", y_btc)
+    kernel.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
+    kernel.run(backward=False)
     return y_btc, last_bc, checkpoints_bkc
 
 
-def backward(
-    plan: Plan,
-    dy_btc: Tensor | None,
-    dlast_bc: Tensor | None,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def backward(saved: Saved) -> Gradients:
     """Return the gradients of the sources, of the parameters and of the first state."""
+    plan, sources_bts, parameters_c = parse(saved.plan), saved.sources_bts, saved.parameters_c
+    checkpoints_bkc = saved.checkpoints_bkc
     batch, _, channels = checkpoints_bkc.shape
     dfirst_bc = checkpoints_bkc.new_empty(batch, channels)
     dparameters_c = [_room(parameter) for parameter in parameters_c]
-    dsources_bts = [
-        gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
-    ]
-    call = _Call(plan, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
+    dsources_bts = gradient_room(plan, sources_bts, channels)
+    kernel = _KernelCall(plan, sources_bts, parameters_c, checkpoints_bkc, saved.resets_bt)
     for slot, place in enumerate(plan.slices()):
-        call.put("dx", dsources_bts[place.source], slot, place.start)
-    call.put_parameters("dp", dparameters_c)
-    call.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
-    if dy_btc is not None:
-        call.put("dy", call.keep(adjacent(dy_btc)))
-    if dlast_bc is not None:
-        call.point(dlast=dlast_bc.contiguous())
-    call.run(backward=True)
+        kernel.put("dx", dsources_bts[place.source], slot, place.start)
+    kernel.put_parameters("dp", dparameters_c)
+    kernel.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
+    if saved.dy_btc is not None:
+        kernel.put("dy", kernel.keep(adjacent(saved.dy_btc)))
+    if saved.dlast_bc is not None:
+        kernel.point(dlast=saved.dlast_bc.contiguous())
+    kernel.run(backward=True)
     return dsources_bts, dparameters_c, dfirst_bc
 
 
@@ -97,7 +88,7 @@ def _room(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-class _Call:
+class _KernelCall:
     """The arguments of one call, and the tensors that they point to.
 
     Attributes:
@@ -289,21 +280,18 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     )
 
 
-def _launch(tile_config: TileConfig, wanted: Sequence[Launch], call: _Call) -> None:
+COMPILED: CudaKernels[TileConfig] = CudaKernels(
+    unit_text,
+    lambda tile_config: tile_config.plan.step,
+    fast=lambda tile_config: tile_config.io == torch.bfloat16,
+)
+
+
+def _launch(tile_config: TileConfig, wanted: Sequence[Launch], call: _KernelCall) -> None:
     """Launch kernels on the current stream of the call's device."""
     require_cuda_dtype(call.dtype)
-    index = call.like.device.index
-    launch(_kernels(tile_config, index), wanted, call.args, index)
+    COMPILED.launch(tile_config, wanted, call.args, call.like.device)
 
 
-@cache
-def _kernels(tile_config: TileConfig, device: int) -> Loaded:
-    """Return a tile config's kernels for a GPU."""
-    fast = tile_config.io == torch.bfloat16
-    return driver.load(
-        Unit(unit_text(tile_config), tile_config.plan.step, architecture(device), fast)
-    )
-
-
-LAUNCH: Callable[[TileConfig, Sequence[Launch], _Call], None] = _launch
+LAUNCH: Callable[[TileConfig, Sequence[Launch], _KernelCall], None] = _launch
 """Runs the kernels of a pass; tests put the emulator here."""

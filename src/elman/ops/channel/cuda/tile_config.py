@@ -11,7 +11,7 @@ import torch
 from elman.base.errors import UserError
 from elman.ops.channel.abi import MAX_SLOTS, SEQUENCE_WORDS, WORDS, layouts
 from elman.ops.channel.plan import Plan
-from elman.ops.common.abi_check import same
+from elman.ops.common.abi_check import all_same
 
 LANES = 32
 _SIZE = len(SEQUENCE_WORDS)
@@ -138,7 +138,4 @@ def static_checks(tile_config: TileConfig) -> str:
         f"G::shared_bytes({word})": tile_config.shared_bytes(word == "true")
         for word in ("false", "true")
     }
-    return layouts() + "".join(
-        same(cpp, value, f"tile_config.py has {value} for {cpp} of {tile_config.plan.step}")
-        for cpp, value in compared.items()
-    )
+    return layouts() + all_same(compared, "tile_config.py", tile_config.plan.step)

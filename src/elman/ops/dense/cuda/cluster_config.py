@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from elman.ops.common.abi_check import same
+from elman.ops.common.abi_check import all_same
 from elman.ops.common.cuda.clusters import (
     HOP,
     INBOUND,
@@ -233,10 +233,7 @@ class ClusterConfig:
             "G::OUT": self.out,
             "G::INPUTS": self.inputs,
         }
-        return "".join(
-            same(cpp, value, f"cluster_config.py has {value} for {cpp} of {self.cell.type}")
-            for cpp, value in compared.items()
-        )
+        return all_same(compared, "cluster_config.py", self.cell.type)
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from elman.ops.common.abi_check import same
+from elman.ops.common.abi_check import all_same
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS, rounded_up
 from elman.ops.dense.recurrences import DenseRecurrence
 
@@ -203,10 +203,7 @@ class GroupConfig:
             "2 * G::HALF": self.exchanged,
             "elman::Flags::STRIDE": FLAG_STRIDE,
         }
-        return "".join(
-            same(cpp, value, f"group_config.py has {value} for {cpp} of {self.cell.type}")
-            for cpp, value in compared.items()
-        )
+        return all_same(compared, "group_config.py", self.cell.type)
 
 
 @cache

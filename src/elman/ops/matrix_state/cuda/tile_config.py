@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elman.ops.common.abi_check import same
+from elman.ops.common.abi_check import all_same
 from elman.ops.matrix_state.plan import ROLES, Plan
 from elman.ops.matrix_state.recurrences import CELLS
 
@@ -303,10 +303,7 @@ class TileConfig:
             mirrored["G::PARAM_TERMS"] = self.param_terms
             mirrored["elman::row_tile_offset<G>(elman::ROLES)"] = self.row_tile_numbers
             mirrored["G::BACKWARD_BYTES"] = self.backward_bytes
-        return "".join(
-            same(cpp, value, f"tile_config.py has {value} for {cpp} of {self.plan.label}")
-            for cpp, value in mirrored.items()
-        )
+        return all_same(mirrored, "tile_config.py", self.plan.label)
 
 
 def _round(number: int, unit: int) -> int:

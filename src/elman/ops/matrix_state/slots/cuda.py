@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.kernels import driver
-from elman.kernels.driver import Loaded
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda_kernels import CudaKernels
 from elman.ops.matrix_state.slots.abi import SlotsArgs, layout
 
 _MOST_WARPS = 16
@@ -81,15 +78,14 @@ def _launch(args: SlotsArgs, like: Tensor, backward: bool) -> None:
             f"kernels.backend=cuda: computes e63m in float32, not in {like.dtype}; "
             "use kernels.backend=reference"
         )
-    kernels = _kernels(warps_of(args.channels), bool(args.resets), like.device.index)
-    launch(kernels, [launch_of(args, like.dtype, backward=backward)], args, like.device.index)
+    wanted = [launch_of(args, like.dtype, backward=backward)]
+    COMPILED.launch((warps_of(args.channels), bool(args.resets)), wanted, args, like.device)
 
 
-@cache
-def _kernels(warps: int, resets: bool, device: int) -> Loaded:
-    """Return the kernels for a GPU."""
-    text = unit_text(torch.float32, warps, resets=resets)
-    return driver.load(Unit(text, "e63m", architecture(device), False))
+COMPILED: CudaKernels[tuple[int, bool]] = CudaKernels(
+    lambda config: unit_text(torch.float32, config[0], resets=config[1]), "e63m"
+)
+"""By the warps of a block, and whether they read a mask of resets."""
 
 
 LAUNCH: Callable[[SlotsArgs, Tensor, bool], None] = _launch

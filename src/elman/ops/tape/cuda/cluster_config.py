@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from elman.ops.common.abi_check import same
+from elman.ops.common.abi_check import all_same
 from elman.ops.common.cuda.clusters import (
     HOP,
     INBOUND,
@@ -174,10 +174,7 @@ class ClusterConfig:
             "G::K": self.inner,
             "G::OUT": self.out,
         }
-        return "".join(
-            same(cpp, value, f"cluster_config.py has {value} for {cpp} of {self.type}")
-            for cpp, value in compared.items()
-        )
+        return all_same(compared, "cluster_config.py", self.type)
 
 
 @cache
