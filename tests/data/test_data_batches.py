@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.base.errors import UserError
@@ -26,6 +26,7 @@ from elman.data.windows import (
     validation_windows,
 )
 from elman.sections.training import DataConfig
+from tests.properties import examples
 
 KINDS = [pytest.param(RandomBatches, id="random"), pytest.param(StreamBatches, id="streams")]
 
@@ -205,7 +206,7 @@ def test_random_rows_reach_beyond_32_bits() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
+@examples()
 @given(
     chunk_size=st.integers(1, 20),
     batch_size=st.integers(1, 6),
@@ -395,7 +396,7 @@ def test_error_line_of_a_state_that_does_not_fit(
     assert str(caught.value) == line
 
 
-@settings(deadline=None)
+@examples()
 @given(chunk_size=st.integers(1, 50), spare=st.integers(0, 2000), sample_bytes=st.integers(1, 4000))
 def test_validation_windows_lie_apart_in_the_tail(
     chunk_size: int, spare: int, sample_bytes: int
@@ -445,7 +446,7 @@ def predicted_by(source: CountingSource, rows: list[Bytes]) -> list[int]:
     return [offset + 1 + i for offset, length in starts for i in range(length)]
 
 
-@settings(deadline=None)
+@examples()
 @given(size=st.integers(2, 300), chunk_size=st.integers(1, 40), batch_size=st.integers(1, 5))
 def test_scoring_predicts_every_byte_but_the_first_once(
     size: int, chunk_size: int, batch_size: int
@@ -458,7 +459,7 @@ def test_scoring_predicts_every_byte_but_the_first_once(
         assert all(len(row) <= batch_size for row in rows)
 
 
-@settings(deadline=None)
+@examples()
 @given(size=st.integers(2, 300), chunk_size=st.integers(1, 40), max_bytes=st.integers(1, 400))
 def test_scoring_at_most_so_many_bytes(size: int, chunk_size: int, max_bytes: int) -> None:
     source = CountingSource(size)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.base.errors import UserError
 from elman.data import files
 from elman.data.files import ByteSource
 from elman.data.matching import anchored
+from tests.properties import examples
 
 UNPRIVILEGED = 65534
 
@@ -317,7 +318,7 @@ def test_error_line_of_more_files_than_the_hard_limit(many: str) -> None:
     )
 
 
-@settings(deadline=None)
+@examples()
 @given(parts=st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), choose=st.data())
 def test_every_window_is_that_of_the_joined_text(parts: list[bytes], choose: st.DataObject) -> None:
     text = b"".join(parts)

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elman.base.errors import UserError
 from elman.base.rank_place import RankPlace, rank_place
@@ -13,17 +15,25 @@ from elman.distributed.division import divide
 from elman.distributed.team import ordered
 from elman.distributed.tree import RunningTree, summed
 from elman.sections.parallel import ParallelConfig
+from tests.properties import examples
 
 EXACT = ParallelConfig(exact=True)
 
 
-def test_every_row_belongs_to_one_rank_and_parts_do_not_depend_on_the_ranks() -> None:
-    for size in (1, 2, 4, 8):
-        shares = [divide(EXACT, 16, RankPlace(rank, size)) for rank in range(size)]
-        rows = [row for share in shares for row in range(16)[share.own_rows]]
-        assert rows == list(range(16))
-        assert {(share.parts, share.rows) for share in shares} == {(8, 2)}
-        assert [share.first_part for share in shares] == [r * 8 // size for r in range(size)]
+@examples(max_examples=60)
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 9), st.sampled_from([True, "auto"]))
+def test_every_row_belongs_to_one_rank_and_parts_do_not_depend_on_the_ranks(
+    log_shards, log_size, rows, exact
+) -> None:
+    shards, size = 2**log_shards, 2 ** min(log_size, log_shards)
+    batch = shards * rows
+    settings = ParallelConfig(exact=exact, virtual_shards=shards)
+    shares = [divide(settings, batch, RankPlace(rank, size)) for rank in range(size)]
+    assert [row for one in shares for row in range(batch)[one.own_rows]] == list(range(batch))
+    (parts,) = {(one.parts, one.rows, one.exact) for one in shares}
+    assert parts == ((shards, rows, True) if parts[2] else (size, batch // size, False))
+    assert parts[2] or exact == "auto"
+    assert [one.first_part for one in shares] == [r * parts[0] // size for r in range(size)]
 
 
 def test_one_process_computes_a_batch_whole_unless_it_is_exact() -> None:
@@ -50,13 +60,14 @@ def test_what_ranks_cannot_share_is_refused(settings, rows, size, said) -> None:
         divide(ParallelConfig(**settings), rows, RankPlace(0, size))
 
 
-def test_a_branch_for_each_rank_gives_the_bits_of_the_whole_tree() -> None:
-    leaves = [torch.randn(1000) * 10.0**n for n in range(8)]
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
+def test_a_branch_for_each_rank_gives_the_bits_of_the_whole_tree(count) -> None:
+    leaves = [torch.randn(1000) * 10.0 ** (n % 8) for n in range(count)]
     whole = summed([leaf.clone() for leaf in leaves])
     in_a_row = sum(leaf.clone() for leaf in leaves)
-    assert not torch.equal(whole, in_a_row)  # the order matters for these numbers
-    for size in (1, 2, 4):
-        each, branches = 8 // size, []
+    assert torch.equal(whole, in_a_row) == (count < 4)  # the order matters for these numbers
+    for size in (2**n for n in range(count.bit_length())):
+        each, branches = count // size, []
         for rank in range(size):
             tree = RunningTree([torch.empty(1000) for _ in range(each.bit_length())])
             for leaf in leaves[rank * each : (rank + 1) * each]:

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elman.ops.common.cuda.clusters import SHARED_LIMIT, clusters_at_once
+from elman.ops.common.cuda.clusters import clusters_at_once
 from elman.ops.dense.cuda import forms
 from elman.ops.dense.cuda.cluster_config import choose
 from elman.ops.dense.cuda.forms import Shape
-from elman.ops.dense.cuda.group_config import SHARED_LIMITS, Machine
-from elman.ops.dense.cuda.group_config import choose as choose_groups
 from elman.ops.dense.recurrences import CELLS
 
 H200 = Shape("tanh", "bf16", 32, 1280, 0, (9, 0), 132)
@@ -107,17 +105,6 @@ def test_heads_run_as_clusters_of_their_own() -> None:
     assert "not cluster: it computes pairs of channels, and there are 287" in odd.why
 
 
-def test_all_rows_are_walked_by_groups_that_run_at_once() -> None:
-    for channels, batch, multiprocessors in ((2048, 32, 132), (1280, 7, 108), (3584, 77, 132)):
-        machine = Machine(multiprocessors, SHARED_LIMITS[9, 0])
-        config = choose_groups(CELLS["tanh"], channels, batch, machine, back=True)
-        assert config is not None
-        at_once = config.at_once(multiprocessors)
-        assert at_once * config.group <= multiprocessors
-        assert config.launches(batch, multiprocessors) * at_once * config.rows >= batch
-        assert config.shared_bytes <= machine.shared_limit
-
-
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize(
     ("step", "channels", "batch", "blocks", "rows"),
@@ -138,7 +125,6 @@ def test_as_many_blocks_as_the_matrix_needs(step, channels, batch, blocks, rows,
     config = choose(CELLS[step], channels, batch, back=back)
     assert config is not None
     assert (config.cluster, config.rows) == (blocks, rows)
-    assert config.shared_bytes <= SHARED_LIMIT
 
 
 def test_a_smaller_gpu_has_fewer_clusters_of_more_rows() -> None:
