@@ -42,10 +42,10 @@ class LadderSource(TunedSource):
         """Return up to so many whole runs, and trials that check a line, recorded."""
         self._draw_lines()
         self._predict()
-        jobs: list[SweepJob] = []
+        jobs = super()._whole(number)  # a prediction waits for these, and nothing for a check
         while len(jobs) < number and (chosen := next_check(self._tuned)):
             jobs.append(self._check(*chosen))
-        return [*jobs, *super()._whole(number - len(jobs))]
+        return jobs
 
     def _draw_lines(self) -> None:
         """Record the line of rates of every family that has none."""

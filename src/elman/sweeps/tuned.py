@@ -29,7 +29,7 @@ from elman.sweeps.composing import JobComposer
 from elman.sweeps.job_list import in_sweep
 from elman.sweeps.sizes import count_params
 from elman.sweeps.source import GrowingRecord
-from elman.sweeps.tuned_arms import SEED, ArmJobs, values_overrides
+from elman.sweeps.tuned_arms import SEED, ArmJobs, values_overrides, without_budget
 from elman.sweeps.tuned_cost import cost_lines, minutes_of
 from elman.tuning.choice import best
 from elman.tuning.schedule import grown, matching, most_runs, next_trial, whole_runs
@@ -293,7 +293,7 @@ class TunedSource:
     ) -> SweepJob:
         whole = merged(overrides, texts)
         named = {key_of(text) for text in values_overrides(values)} | {SEED}
-        named |= {key_of(text) for text in self._differing}
+        named |= {key_of(text) for text in without_budget(self._differing)}
         trials, growths, runs = most_runs(self._tuned)
         grown_by = len(self._tuned.ranges) - 1
         total = trials + grown_by * (growths // max(1, self._tuned.config.grow)) + runs

@@ -119,14 +119,20 @@ def _ladder_budget(texts: Sequence[str], size: int, ladder: LadderConfig) -> lis
     Raises:
         UserError: the command sets another budget.
     """
-    typed = {f"train.{kind}" for kind in BUDGETS}
-    for text in (text for text in texts if key_of(text) in typed):
+    kept = without_budget(texts)
+    for text in (text for text in texts if text not in kept):
         raise UserError(
             f"{text}: a ladder gives every size bytes in proportion; drop it, and type "
             f"tune.ladder.bytes_per_param={ladder.bytes_per_param:g} or another number"
         )
     others = [f"train.{kind}=null" for kind in BUDGETS if kind != "bytes"]
     return [*others, f"train.bytes={round(size * ladder.bytes_per_param)}"]
+
+
+def without_budget(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return overrides without those that say how long a run is."""
+    budgets = {f"train.{kind}" for kind in BUDGETS}
+    return tuple(text for text in texts if key_of(text) not in budgets)
 
 
 def without_seed(texts: Iterable[str]) -> tuple[str, ...]:

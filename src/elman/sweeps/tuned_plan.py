@@ -16,7 +16,7 @@ from elman.sweeps.grow import nothing_to_add
 from elman.sweeps.ladder import LadderSource
 from elman.sweeps.request import SweepRequest
 from elman.sweeps.tuned import TunedSource, read_arms
-from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, refuse_seed
+from elman.sweeps.tuned_arms import SEED, ArmJobs, arms_of, refuse_seed, without_budget
 from elman.tuning.trials import Tuned, tuned_in
 
 _TRIALS = "tune.trials"
@@ -151,8 +151,11 @@ def _new_arms(
     request: SweepRequest, arms: Sequence[ArmJobs], chosen: Sequence[tuple[str, ...]], tuned: Tuned
 ) -> list[ArmJobs]:
     """Return the arms that a command adds: those of the sweep with other settings."""
-    lists = dict.fromkeys(merged(one.arm.overrides, texts) for texts in chosen for one in arms)
-    there = {one.arm.overrides for one in arms}
+    overrides = [one.arm.overrides for one in arms]
+    if tuned.config.ladder is not None:
+        overrides = [without_budget(texts) for texts in overrides]
+    lists = dict.fromkeys(merged(own, texts) for texts in chosen for own in overrides)
+    there = set(overrides)
     seed = f"{SEED}={arms[0].arm.seeds[0]}"
     new = [texts for texts in lists if texts not in there]
     jobs = [
@@ -161,7 +164,10 @@ def _new_arms(
     ]
     if not jobs:
         return []
-    before = [SweepJob(0, 0, (*one.arm.overrides, seed), (), one.whole) for one in arms]
+    before = [
+        SweepJob(0, 0, (*texts, seed), (), one.whole)
+        for texts, one in zip(overrides, arms, strict=True)
+    ]
     made = arms_of([*before, *jobs], tuned.config, request.composer)
     seeds = arms[0].arm.seeds
     return [_with_seeds(one, seeds) for one in made[len(before) :]]

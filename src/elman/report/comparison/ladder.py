@@ -21,6 +21,8 @@ from elman.tuning.windows import Window, window
 
 PETA = 1e15
 """The unit of operations in a law over compute."""
+BY_SIZE = ("params", "steps", "bytes", "minutes", "flops", "trials", "trial_budget")
+"""The rows of an audit that differ between the sizes of a ladder by its plan."""
 
 
 @dataclass(frozen=True)

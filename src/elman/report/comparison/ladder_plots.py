@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from elman.report.comparison.blocks import table
 from elman.report.comparison.draw import Plot
-from elman.report.comparison.ladder import PETA, Family, Ladder, Step
+from elman.report.comparison.ladder import Family, Ladder, Step
 from elman.report.comparison.pictures import (
     FamilyCurve,
     Mark,
@@ -106,11 +106,11 @@ def _numbers(step: Step) -> list[str]:
 
 def _over_compute(ladder: Ladder, legend: Legend, name: str) -> Plot | None:
     curves = [
-        _curve(family, entry, family.of_compute, lambda step: step.flops or 0.0, PETA)
+        _curve(family, entry, family.of_compute, lambda step: step.flops or 0.0, 1.0)
         for family, entry in zip(ladder.families, legend, strict=True)
     ]
     title = "Held-out bits per byte over compute"
-    return _plot(name, title, curves, "training operations, in 1e15", ABOUT_COMPUTE)
+    return _plot(name, title, curves, "operations of training", ABOUT_COMPUTE)
 
 
 def _plot(
@@ -181,6 +181,8 @@ def _rates(ladder: Ladder, legend: Legend, name: str) -> Plot | None:
         return None
     widths, rates = zip(*places, strict=True)
     x = log_axis("width (model.dim)", min(widths), max(widths))
+    ticks = sorted({step.arm.width or 0 for one in ladder.families for step in one.steps})
+    x = replace(x, own_ticks=tuple((float(width), str(width)) for width in ticks if width))
     y = log_axis("learning rate (optim.lr)", min(rates), max(rates))
     picture = OverSize(name, "Learning rate over width", curves, x, y, rates=True)
     return Plot(picture, ABOUT_RATES, None)

@@ -17,6 +17,7 @@ from elman.report.comparison.blocks import (
     Items,
     Table,
     Text,
+    Title,
     one_line,
     table,
     terminal_table,
@@ -49,12 +50,17 @@ _RATE_HEADS = (
     "line / best",
     "cost",
 )
+_TITLES = (
+    "The law of each family: E + A N^-a, N in millions of parameters",
+    "The largest size, predicted before it was trained",
+    "The line of rates, and how far it is from the best of the trials that check it",
+)
 _ENOUGH = 5
 
 
 def size_words(params: float) -> str:
     """Return a number of parameters in short: ``25.6M``."""
-    return f"{params / 1e6:.3g}M"
+    return f"{params / 1e6:.3g}M" if params >= 1e6 else f"{params / 1e3:.3g}K"
 
 
 def verdict_sentence(ladder: Ladder) -> str:
@@ -261,7 +267,9 @@ def ladder_parts(ladders: Sequence[Ladder]) -> list[Any]:
 
 def _parts(ladder: Ladder) -> Iterator[Any]:
     yield Items([Item(verdict_sentence(ladder))], "wins")
-    yield from tables(ladder)
+    for title, one in zip(_TITLES, tables(ladder), strict=True):
+        yield from (Title(title), one)
+    yield Title("Limits")
     yield Items([Item(line) for line in limits(ladder)], "notes")
     yield Fold("How a ladder is read", [Text(METHOD)])
 

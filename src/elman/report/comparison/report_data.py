@@ -13,7 +13,7 @@ from elman.report.comparison.audit.audit import Audit, audit_of
 from elman.report.comparison.audit.finding import Subject
 from elman.report.comparison.components import Components, components_of
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
-from elman.report.comparison.ladder import Ladder, ladder_of
+from elman.report.comparison.ladder import BY_SIZE, Ladder, ladder_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.rows import (
@@ -58,7 +58,8 @@ class Report:
         by = self.wins.by or deciding_for_all(self.rows)
         records = tuple(self.published.records)
         subject = Subject(self.sources, self.rows, records, self.tasks, by, self.places)
-        return audit_of(subject).allowing(self.allow)
+        found = audit_of(subject).allowing(self.allow)
+        return found.allowing(BY_SIZE, "the sizes of a ladder") if self.ladders else found
 
     @cached_property
     def tuned(self) -> tuple[TunedSweep, ...]:

@@ -77,9 +77,10 @@ class Audit:
         """Return the state of a row; None if its question does not arise."""
         return next((row.finding.state for row in self.rows if row.check.key == key), None)
 
-    def allowing(self, keys: Collection[str]) -> Audit:
+    def allowing(self, keys: Collection[str], why: str = _ALLOWED) -> Audit:
         """Return the audit in which some rows are declared, if they are not equal or not known."""
-        return Audit(tuple(_allowed(row) if row.check.key in keys else row for row in self.rows))
+        named = (_allowed(row, why) if row.check.key in keys else row for row in self.rows)
+        return Audit(tuple(named))
 
     def lines(self) -> list[str]:
         """Return a line for everything that is not equal or not known."""
@@ -128,7 +129,7 @@ class Audit:
         return json.dumps(tree, indent=2) + "\n"
 
 
-def _allowed(row: Audited) -> Audited:
+def _allowed(row: Audited, why: str) -> Audited:
     if row.finding.state not in (State.UNEQUAL, State.UNKNOWN):
         return row
     detail = f"{row.finding.detail}; {_ALLOWED}"
