@@ -132,7 +132,7 @@ class Audit:
 def _allowed(row: Audited, why: str) -> Audited:
     if row.finding.state not in (State.UNEQUAL, State.UNKNOWN):
         return row
-    detail = f"{row.finding.detail}; {_ALLOWED}"
+    detail = f"{row.finding.detail}; {why}"
     return replace(row, finding=Finding(State.DECLARED, detail))
 
 
