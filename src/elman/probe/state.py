@@ -5,7 +5,7 @@ Shape legend: d documents, h heads, r rows and c columns of a matrix, e entries 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ def measure(reader: Reader, text: Text) -> States:
                     _add(layer, chunk.states[number])
                     if number in inputs:
                         decay = _decay_of(reader, model_layers[number], *inputs[number])
-                        layer.decay = [*(layer.decay or []), decay]
+                        layer.decay = None if decay is None else [*(layer.decay or []), decay]
             inputs.clear()
     place = positions.index(usual)
     for layer in layers:
@@ -117,7 +117,7 @@ def _inputs_of(layers: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, Stat
     hooks = [
         layer.register_forward_pre_hook(note(number))
         for number, layer in enumerate(layers)
-        if isinstance(layer, Mixer) and layer.tells_decay()
+        if getattr(type(layer), "applied_decay", Mixer.applied_decay) is not Mixer.applied_decay
     ]
     try:
         yield inputs
@@ -126,11 +126,14 @@ def _inputs_of(layers: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, Stat
             hook.remove()
 
 
-def _decay_of(reader: Reader, layer: nn.Module, x_btd: Tensor, state: State | None) -> list[float]:
-    """Return the mean decay of each head over the positions of a chunk."""
-    assert isinstance(layer, Mixer)
+def _decay_of(
+    reader: Reader, layer: nn.Module, x_btd: Tensor, state: State | None
+) -> list[float] | None:
+    """Return the mean decay of each head over the positions of a chunk; None without one."""
+    tell: Callable[..., Tensor | None] = layer.applied_decay  # type: ignore[assignment]
     with torch.no_grad(), autocast(reader.device, reader.precision):
-        decay_bth = layer.applied_decay(x_btd, state)
-    assert decay_bth is not None
+        decay_bth = tell(x_btd, state)
+    if decay_bth is None:
+        return None
     mean: list[float] = decay_bth.double().mean(dim=(0, 1)).flatten(1).mean(dim=1).tolist()
     return mean

@@ -70,3 +70,9 @@ class GatedDeltaNet2(LowRankGate):
             self.by_head(linear(x_btd, self.w_proj.weight).sigmoid()),
         )
         return channel_delta(rule, state_bhvk=state.get("S"), backend=backend)
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return the decay of each key channel [B, T, heads, keys]."""
+        logits_bthk = self.by_head(twice(x_btd, self.f_proj))
+        wide = wide_dtype(logits_bthk.dtype)
+        return log_decays(logits_bthk.to(wide), self.A_log, self.dt_bias).exp()

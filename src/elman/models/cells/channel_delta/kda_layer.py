@@ -16,7 +16,8 @@ from elman.models.cells.channel_delta.kda import CELL
 from elman.models.cells.gated_delta.peer_layer import LowRankGate, twice
 from elman.models.state import State
 from elman.ops.channel_delta.op import channel_delta
-from elman.ops.channel_delta.rules import Kda
+from elman.ops.channel_delta.rules import Kda, log_decays
+from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 
 
@@ -64,3 +65,9 @@ class KimiDeltaAttention(LowRankGate):
             2.0 if self.settings.flag("allow_neg_eigval") else 1.0,
         )
         return channel_delta(rule, state_bhvk=state.get("S"), backend=backend)
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return the decay of each key channel [B, T, heads, keys]."""
+        logits_bthk = self.by_head(twice(x_btd, self.f_proj))
+        wide = wide_dtype(logits_bthk.dtype)
+        return log_decays(logits_bthk.to(wide), self.A_log, self.dt_bias).exp()

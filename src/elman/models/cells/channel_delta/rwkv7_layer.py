@@ -191,9 +191,7 @@ class Rwkv7TimeMix(Mixer):
         state = self.begin(x_btd, state)
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
-        past = x_btd.new_zeros(x_btd.shape[0], 1, self.dim)
-        past = state["conv"].to(x_btd.dtype) if "conv" in state else past
-        padded = torch.cat([past, x_btd], dim=1)
+        padded = self._padded(x_btd, state)
         change_btd = padded[:, :-1] - x_btd
         r, w, k, v, a, g = self._mixed(x_btd, change_btd, backend)
         gate_btd, rate_btd = self.g_lora(g), torch.sigmoid(self.a_lora(a))
@@ -216,6 +214,19 @@ class Rwkv7TimeMix(Mixer):
         o_btd = self._output(y_bthk, r_bthk, k_bthk, v_bthk, gate_btd, backend)
         carried = {"conv": padded[:, -1:].clone(), "S": last}
         return linear(o_btd.to(r_btd.dtype), self.o_proj.weight), carried
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return the decay of each key channel [B, T, heads, keys]."""
+        change_btd = self._padded(x_btd, state or {})[:, :-1] - x_btd
+        mixed_btd = torch.addcmul(x_btd, change_btd, self.x_w.to(x_btd.dtype))
+        log_btd = RWKV7_LOWEST * torch.sigmoid(self.w_lora(mixed_btd))
+        return self._by_head(log_btd.to(wide_dtype(log_btd.dtype)).exp())
+
+    def _padded(self, x_btd: Tensor, state: State) -> Tensor:
+        """Return the input behind the last one of the call before: [B, T + 1, d]."""
+        past = x_btd.new_zeros(x_btd.shape[0], 1, self.dim)
+        past = state["conv"].to(x_btd.dtype) if "conv" in state else past
+        return torch.cat([past, x_btd], dim=1)
 
     def _by_head(self, one_btd: Tensor) -> Tensor:
         split: Tensor = one_btd.unflatten(-1, (self.heads, -1))

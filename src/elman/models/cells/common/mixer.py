@@ -188,10 +188,6 @@ class Mixer(nn.Module):
         """
         return None
 
-    def tells_decay(self) -> bool:
-        """Return whether the layer, with its options, has a decay to tell."""
-        return type(self).applied_decay is not Mixer.applied_decay
-
     def place(self, index: int, layers: Sequence[nn.Module]) -> None:
         """Learn that this is layer ``index`` of ``layers``; to most cells all are equal."""
 

@@ -80,6 +80,10 @@ class GatedDeltaProduct(DeltaPeer):
             backend=backend,
         )
 
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+        """Return each head's decay [B, T, heads]; None without a forget gate."""
+        return super().applied_decay(x_btd) if self.settings.flag("use_forget_gate") else None
+
     def _gated(self, y_bthv: Tensor, x_btd: Tensor, backend: str) -> Tensor:
         """Return the normed reads, times the output gate if there is one."""
         if self.settings.flag("use_gate"):

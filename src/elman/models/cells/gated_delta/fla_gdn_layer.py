@@ -18,6 +18,7 @@ from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
 from elman.ops.causal_conv.op import Layout, split_conv
 from elman.ops.common.checks import Shape, is_empty
+from elman.ops.common.gates import softplus_decay
 from elman.ops.common.precision import wide_dtype
 from elman.ops.gated_delta import package
 from elman.ops.gated_delta.op import gated_delta_rule
@@ -138,6 +139,10 @@ class GatedDeltaNet(Mixer):
         )
         y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
         return linear(y_bta.to(decay_bth.dtype), self.o_proj.weight), carried
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+        """Return each head's decay [B, T, heads]."""
+        return softplus_decay(linear(x_btd, self.a_proj.weight), self.A_log, self.dt_bias)
 
     def _projected(
         self,

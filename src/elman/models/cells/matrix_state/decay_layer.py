@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.blocks import init
+from elman.ops.common.gates import softplus_decay
 from elman.ops.common.precision import wide_dtype
 
 
@@ -28,6 +29,10 @@ class Decay(nn.Module):
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return the map's parameters [heads] by the plan's names."""
         return {}
+
+    def factors(self, logit_bth: Tensor) -> Tensor:
+        """Return the decays of all steps in fp32 or wider; a constant one [1, 1, heads]."""
+        raise NotImplementedError
 
 
 class MambaDecay(Decay):
@@ -58,11 +63,19 @@ class MambaDecay(Decay):
         """Return A_log and the time steps' bias."""
         return {"decay": self.a_log, "dt_bias": self.dt_bias}
 
+    def factors(self, logit_bth: Tensor) -> Tensor:
+        """Return the map of the projection."""
+        return softplus_decay(logit_bth, self.a_log, self.dt_bias)
+
 
 class SigmoidDecay(Decay):
     """decay = sigmoid(logit), without parameters."""
 
     map = "sigmoid"
+
+    def factors(self, logit_bth: Tensor) -> Tensor:
+        """Return the sigmoid of the projection."""
+        return torch.sigmoid(logit_bth.to(wide_dtype(logit_bth.dtype)))
 
 
 class ConstantDecay(Decay):
@@ -89,3 +102,7 @@ class ConstantDecay(Decay):
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return the decay itself."""
         return {"decay": torch.sigmoid(self.logit.to(wide_dtype(self.logit.dtype)))}
+
+    def factors(self, logit_bth: Tensor) -> Tensor:
+        """Return the parameter's decay, of every step."""
+        return self.plan_parameters()["decay"].expand(1, 1, -1)

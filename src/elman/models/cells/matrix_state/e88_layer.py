@@ -234,6 +234,13 @@ class E88(Mixer):
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
         return self.dropout(linear(mixed_bti, self.out_proj)), carried
 
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+        """Return each head's decay [B, T, heads]; None without one."""
+        if self.decay is None:
+            return None
+        weight = self._split(self.in_proj, dim=0).get("decay", self.in_proj[:0])
+        return self.decay.factors(linear(x_btd, weight))
+
     def _block(self, projected_btc: Tensor, name: str) -> Tensor:
         """Return one row block of the input projection's output."""
         start = row_blocks(self.rows)[name].start

@@ -19,6 +19,7 @@ from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.matrix_state.m2rnn import CELL
 from elman.models.state import State, first_state
 from elman.ops.common.checks import Shape
+from elman.ops.common.gates import softplus_decay
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
@@ -106,13 +107,12 @@ class M2RNN(Mixer):
             qkv_btc = functional.silu(qkv_btc)
         wide = wide_dtype(projected_btc.dtype)
         q_bthn, k_bthn, v_bthv = self._heads(qkv_btc.split(widths[:3], dim=-1))
-        step_bth = functional.softplus(f_bth.to(wide) + self.dt_bias.to(wide))
         y_bthv, carried["S"] = row_mix_recurrence(
             {
                 "q": q_bthn,
                 "k": k_bthn,
                 "v": v_bthv,
-                "decay": torch.exp(-self.a_log.to(wide).exp() * step_bth),
+                "decay": softplus_decay(f_bth, self.a_log, self.dt_bias),
                 "gate": g_btc.unflatten(-1, (self.heads, -1)),
             },
             self.mix,
@@ -125,6 +125,11 @@ class M2RNN(Mixer):
         if self.norm_gain is not None:
             y_btc = functional.rms_norm(y_btc.to(wide), y_btc.shape[-1:], self.norm_gain.to(wide))
         return self.dropout(linear(y_btc.to(projected_btc.dtype), self.out_proj)), carried
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return each head's decay [B, T, heads]."""
+        weight = self.in_proj.split(list(self.rows.values()))[3]
+        return softplus_decay(linear(x_btd, weight), self.a_log, self.dt_bias)
 
     def _heads(self, parts: tuple[Tensor, ...]) -> list[Tensor]:
         """Return q, k and v [b, t, h, x]; a shared head is the same one for all."""

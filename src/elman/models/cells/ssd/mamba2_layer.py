@@ -20,6 +20,7 @@ from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.causal_conv.op import Layout, split_conv
 from elman.ops.common.checks import Shape, is_empty
+from elman.ops.common.gates import softplus_decay
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear, padded_linear
 from elman.ops.ssd import package
@@ -133,6 +134,11 @@ class Mamba2(Mixer):
             y_bti = self.norm(y_bti, z_bti)
         y_btd = linear(y_bti.to(projected_bte.dtype), self.out_proj.weight)
         return y_btd, {"conv": history, "S": scanned}
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return each head's decay [B, T, heads]."""
+        weight = self.in_proj.weight[-self.heads :]
+        return softplus_decay(linear(x_btd, weight), self.A_log, self.dt_bias)
 
     def _scan(
         self, conv_bt: list[Tensor], dt_bth: Tensor, state_bhpn: Tensor | None, backend: str

@@ -116,7 +116,7 @@ class Mamba3(Mixer):
         z, x, b, c, dt, rate, trap, angle = projected_bte.split(widths, dim=-1)[:8]
         wide = wide_dtype(projected_bte.dtype)
         dt_bth = functional.softplus(dt.to(wide) + self.dt_bias.to(wide))
-        rate_bth = functional.softplus(rate.to(wide)).clamp(min=self.settings.number("a_floor"))
+        rate_bth = self._rate(rate)
         inputs = Mamba3Inputs(
             x.unflatten(-1, (self.heads, -1)),
             z.unflatten(-1, (self.heads, -1)),
@@ -133,3 +133,15 @@ class Mamba3(Mixer):
         y_bthp, carried = mamba3_scan(inputs, state, backend=backend)
         y_bti = y_bthp.flatten(-2).to(projected_bte.dtype)
         return linear(y_bti, self.out_proj.weight), carried
+
+    def _rate(self, rate_bth: Tensor) -> Tensor:
+        wide = wide_dtype(rate_bth.dtype)
+        return functional.softplus(rate_bth.to(wide)).clamp(min=self.settings.number("a_floor"))
+
+    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+        """Return each head's decay [B, T, heads]."""
+        weights = self.in_proj.weight.split(self._widths())
+        dt_bth, rate_bth = (linear(x_btd, weight) for weight in weights[4:6])
+        wide = wide_dtype(dt_bth.dtype)
+        dt_bth = functional.softplus(dt_bth.to(wide) + self.dt_bias.to(wide))
+        return torch.exp(-self._rate(rate_bth) * dt_bth)
