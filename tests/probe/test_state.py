@@ -46,6 +46,24 @@ def test_heads_have_their_own_norm_rank_share_and_growth(tmp_path: Path) -> None
     assert found.bytes == layer.bytes
 
 
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_the_decay_that_a_layer_tells_is_shown_for_each_head(
+    tmp_path: Path, channels: tuple[int, ...]
+) -> None:
+    class Tells(Leak):
+        def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+            heads = torch.tensor([0.5, 0.9]).view(1, 1, 2, *[1] * len(channels))
+            return heads.expand(*x_btd.shape[:2], 2, *channels)
+
+    text = text_of(tmp_path, letters(100, documents=2))
+    found = state.measure(reader_of(model_of(Leak(0.5), Tells(0.5)), positions=60), text)
+    assert found.layers[0].decay is None
+    decay = found.layers[1].decay
+    assert decay is not None
+    assert len(decay) == len(found.positions)
+    assert all(heads == pytest.approx([0.5, 0.9]) for heads in decay)
+
+
 def test_a_vector_is_one_head(tmp_path: Path) -> None:
     text = text_of(tmp_path, letters(100, documents=2))
     found = state.measure(reader_of(model_of(Leak(0.5), Leak(0.9))), text)

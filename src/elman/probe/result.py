@@ -38,6 +38,12 @@ class Loss(Part):
         "bits",
         Estimates(),
     )
+    saved: Estimates = number(
+        "reset minus carried: bits per byte that the state saves because it is carried past "
+        "trained_length bytes, on the same bytes",
+        "bits",
+        Estimates(),
+    )
     contexts: list[int] = fact(
         "bytes of context of by_context; the last one is all of the document before the scored "
         "bytes",
@@ -48,6 +54,12 @@ class Loss(Part):
         "bits per byte of the last bytes of each document (scored_bytes in all) if the model "
         "begins at zero state so near before each of them that c to 2 c - 1 bytes are its context; "
         "the bytes are the same for every context c, so the noise of the text cancels",
+        "bits",
+        Estimates(),
+    )
+    excess: Estimates = number(
+        "bits per byte that a context of c bytes costs on the same bytes, compared with all of "
+        "the document before them: by_context minus its last value",
         "bits",
         Estimates(),
     )

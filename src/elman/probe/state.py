@@ -135,5 +135,6 @@ def _decay_of(
         decay_bth = tell(x_btd, state)
     if decay_bth is None:
         return None
-    mean: list[float] = decay_bth.double().mean(dim=(0, 1)).flatten(1).mean(dim=1).tolist()
+    by_head = decay_bth.double().mean(dim=(0, 1))
+    mean: list[float] = by_head.reshape(len(by_head), -1).mean(dim=1).tolist()
     return mean

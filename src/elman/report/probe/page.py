@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from elman.probe.result import DEFINITIONS, Loss
+from elman.probe.result import DEFINITIONS
 from elman.report.comparison.blocks import (
     Block,
     Entry,
@@ -16,10 +18,18 @@ from elman.report.comparison.blocks import (
     Pairs,
     Table,
     Text,
+    Title,
 )
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.page import figures_of, rendered
-from elman.report.probe.pictures import loss_plots
+from elman.report.probe.layers import (
+    half_life_plots,
+    legend_of,
+    longest_half_life,
+    no_decay,
+    state_plots,
+)
+from elman.report.probe.pictures import ablation_plots, loss_plots, memory_plots, recall_plots
 from elman.report.probe.views import NONE, View, number, size
 
 INTERVAL = (
@@ -34,49 +44,151 @@ def page_text(views: Sequence[View]) -> str:
     return rendered("probe", names, [*_facts(views)], blocks_of(views))
 
 
-def plots_of(views: Sequence[View]) -> dict[str, list[Plot]]:
-    """Return the plots of each block, by its title."""
-    return {"How far back the context helps": loss_plots(views)}
+def plots_of(views: Sequence[View]) -> Iterator[Plot]:
+    """Yield all plots of the page."""
+    for plots in _compared(views).values():
+        yield from plots
+    for view in views:
+        yield from (*half_life_plots(view), *state_plots(view))
+
+
+def _compared(views: Sequence[View]) -> dict[str, list[Plot]]:
+    """Return the plots that compare runs, by the titles of their blocks."""
+    return {
+        "How far back the context helps": loss_plots(views),
+        "What a change does to the predictions": memory_plots(views),
+        "Recall by distance": recall_plots(views),
+        "Bits lost without one layer's state": ablation_plots(views),
+    }
 
 
 def blocks_of(views: Sequence[View]) -> Iterator[Block]:
     """Yield the blocks of the page, in their order."""
     yield Block("Summary", [summary(views), Text(INTERVAL, "caption")])
     yield Block("Problems", _problems(views))
-    legend = [Entry([view.row], view.row, view.name) for view in views]
-    for title, plots in plots_of(views).items():
-        yield Block(title, [Legend(legend), *figures_of(plots)] if plots else [])
+    legend = Legend([Entry([view.row], view.row, view.name) for view in views])
+    for title, plots in _compared(views).items():
+        yield Block(title, [legend, *figures_of(plots)] if plots else [])
+    changes = [plot for view in views for plot in half_life_plots(view)]
+    layers = legend_of(views)
+    title = "What a change does to each layer's state"
+    yield Block(title, [layers, *figures_of(changes)] if changes else [])
+    yield Block("The states over time", list(_states(views, layers)))
     yield Block("What each number is", [Pairs(list(DEFINITIONS.items()))])
+
+
+def _states(views: Sequence[View], layers: Legend) -> Iterator[Any]:
+    """Yield the plots of each run's states, its name above them."""
+    for view in views:
+        if plots := list(state_plots(view)):
+            yield Title(view.name)
+            yield layers
+            yield from figures_of(plots)
+        if words := no_decay(view):
+            yield Text(words, "caption")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the summary: its heading, its definition, and its cells."""
+
+    head: str
+    definition: str
+    cell: Callable[[View], str]
+
+
+def _interval(view: View) -> str:
+    loss = view.result.loss
+    if loss is None:
+        return NONE
+    return f"{size(loss.useful_length_low)} to {size(loss.useful_length_high)}"
+
+
+def _recall(view: View) -> str:
+    recall = view.result.recall
+    reach = 0
+    for kind in recall.kinds[:1] if recall else ():
+        for distance, low in zip(recall.distances if recall else (), kind.saved.low, strict=True):
+            if low <= RECALLED:
+                break
+            reach = distance
+    return size(reach) if reach else NONE
+
+
+def _changing(view: View) -> str:
+    states = view.result.state
+    return NONE if states is None else f"{states.growing} / {states.dying} of {states.heads}"
+
+
+def _dearest(view: View) -> str:
+    lost = view.result.ablation.reset.mean if view.result.ablation else []
+    return number(max(lost), ".3f") + f" (layer {lost.index(max(lost))})" if lost else NONE
+
+
+RECALLED = 0.1
+"""Bits per byte that a key must save for its value to count as recalled."""
+COLUMNS = (
+    Column("params", "parameters", lambda view: f"{view.result.params:,}"),
+    Column(
+        "trained length",
+        "bytes of the rows that it was trained on",
+        lambda view: size(view.result.trained_length),
+    ),
+    Column(
+        "bits per byte",
+        DEFINITIONS["loss.whole"],
+        lambda view: number(view.result.loss.whole) if view.result.loss else NONE,
+    ),
+    Column(
+        "reset",
+        DEFINITIONS["loss.whole_reset"],
+        lambda view: number(view.result.loss.whole_reset) if view.result.loss else NONE,
+    ),
+    Column(
+        "useful length",
+        DEFINITIONS["loss.useful_length"],
+        lambda view: size(view.result.loss.useful_length) if view.result.loss else NONE,
+    ),
+    Column("interval", "of the useful length", _interval),
+    Column(
+        "longest half-life",
+        f"of the layers: {DEFINITIONS['memory.half_lives']}",
+        longest_half_life,
+    ),
+    Column(
+        "recall",
+        "the distance up to which one pair, written once, saves more than 0.1 bits per byte at the "
+        f"low end of its interval; {DEFINITIONS['recall.kinds.saved']}",
+        _recall,
+    ),
+    Column(
+        "state bytes",
+        DEFINITIONS["state.bytes"],
+        lambda view: f"{view.result.state.bytes:,}" if view.result.state else NONE,
+    ),
+    Column(
+        "grow / die",
+        f"heads whose norm more than doubles, and falls below a half: "
+        f"{DEFINITIONS['state.layers.parts.growth']}",
+        _changing,
+    ),
+    Column(
+        "dearest layer",
+        f"the most bits per byte that are lost by the reset of one layer: "
+        f"{DEFINITIONS['ablation.reset']}",
+        _dearest,
+    ),
+)
 
 
 def summary(views: Sequence[View]) -> Table:
     """Return a table with a line for each run."""
-    heads = [
-        Head("run", css="k"),
-        Head("params", True),
-        Head("trained length", True, "bytes of the rows that it was trained on"),
-        Head("bits per byte", True, DEFINITIONS["loss.whole"]),
-        Head("reset", True, DEFINITIONS["loss.whole_reset"]),
-        Head("useful length", True, DEFINITIONS["loss.useful_length"]),
-        Head("interval", css="w"),
+    heads = [Head(one.head, True, one.definition) for one in COLUMNS]
+    lines = [
+        Line([view.name, *(one.cell(view) for one in COLUMNS)], view.row, style=view.row)
+        for view in views
     ]
-    return Table(heads, [_line(view) for view in views], "sorted")
-
-
-def _line(view: View) -> Line:
-    result = view.result
-    loss = result.loss or Loss()
-    ends = loss.useful_length_low, loss.useful_length_high
-    cells = [
-        view.name,
-        f"{result.params:,}",
-        size(result.trained_length),
-        number(loss.whole),
-        number(loss.whole_reset),
-        size(loss.useful_length),
-        NONE if None in ends else " to ".join(map(size, ends)),
-    ]
-    return Line(cells, view.row, style=view.row)
+    return Table([Head("run", css="k"), *heads], lines, "sorted")
 
 
 def _problems(views: Sequence[View]) -> list[Items]:

@@ -1,0 +1,128 @@
+"""The pictures of one probed run whose curves are its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from elman.probe.result import DEFINITIONS, LayerState, StatePart
+from elman.report.comparison.blocks import Entry, Legend, table
+from elman.report.comparison.draw import Plot
+from elman.report.comparison.pictures import Axis, Curve, Lines, axis
+from elman.report.probe.pictures import bytes_axis, log_plot, sentence
+from elman.report.probe.views import NONE, View, number, size
+
+# Rows of layers on the page lie behind those of runs.
+_FIRST_ROW = 1000
+_OF_STATE = (
+    ("norm", "Norm of the state", "norm"),
+    ("saturated", "Saturated entries", "share over 0.95"),
+    ("rank", "Effective rank", "effective rank"),
+)
+Values = Sequence[Sequence[float]]
+"""Numbers of a layer: for each position, for each head."""
+
+
+def legend_of(views: Sequence[View]) -> Legend:
+    """Return the legend of the layers of all runs."""
+    parts = [part for view in views for part in (view.result.memory, view.result.state)]
+    depths = [len(part.layers) for part in parts if part is not None]
+    entries = [Entry([_FIRST_ROW + n], n, f"layer {n}") for n in range(max(depths, default=0))]
+    return Legend(entries)
+
+
+def half_life_plots(view: View) -> list[Plot]:
+    """Return what a change of some bytes does to each layer's state."""
+    memory = view.result.memory
+    if memory is None:
+        return []
+    curves, lines = [], []
+    for layer, one in enumerate(memory.layers):
+        mean, low, high = (np.array(side)[1:] for side in (one.mean, one.low, one.high))
+        curves.append(_curve(layer, memory.distances, mean.tolist(), low.tolist(), high.tolist()))
+        pairs = zip((0, *memory.distances), one.mean, strict=True)
+        lines += [(f"layer {layer}", size(at), number(value, ".3g")) for at, value in pairs]
+        half_life = number(memory.half_lives[layer], ",.1f")
+        lines.append((f"layer {layer}", "half-life", half_life))
+    names = (f"memory-{view.row}", view.name, "distance, bytes", "change of the state")
+    caption = sentence(DEFINITIONS["memory.layers"])
+    return [log_plot(names, curves, caption, table(("layer", "distance", "change"), lines))]
+
+
+def state_plots(view: View) -> Iterator[Plot]:
+    """Yield norm, saturation, rank and decay of a run's states over time."""
+    states = view.result.state
+    if states is None:
+        return
+    mains = [(n, main) for n, layer in enumerate(states.layers) if (main := main_part(layer))]
+    for key, title, upwards in _OF_STATE:
+        own = [(n, values) for n, part in mains if (values := getattr(part, key))]
+        definition = DEFINITIONS[f"state.layers.parts.{key}"]
+        yield from _state_plot(view, own, (key, title, upwards), definition)
+    decays = [(n, layer.decay) for n, layer in enumerate(states.layers) if layer.decay]
+    names = ("decay", "Decay", "factor")
+    yield from _state_plot(view, decays, names, DEFINITIONS["state.layers.decay"])
+
+
+def main_part(layer: LayerState) -> StatePart | None:
+    """Return the part of a layer's state that is drawn: S, or h, or the first one."""
+    named = [layer.parts[name] for name in ("S", "h") if name in layer.parts]
+    return next(iter([*named, *layer.parts.values()]), None)
+
+
+def _state_plot(
+    view: View, layers: Sequence[tuple[int, Values]], names: tuple[str, str, str], definition: str
+) -> Iterator[Plot]:
+    """Yield a plot over positions; none if no layer has such numbers."""
+    states = view.result.state
+    if not layers or states is None:
+        return
+    key, title, upwards = names
+    sides: tuple[Callable[[Sequence[float]], float], ...] = (fmean, min, max)
+    curves, lines = [], []
+    for layer, values in layers:
+        mean, low, high = ([side(heads) for heads in values] for side in sides)
+        curves.append(_curve(layer, states.positions, mean, low, high))
+        each = zip(states.positions, mean, low, high, strict=True)
+        lines += [
+            (f"layer {layer}", size(at), *(number(v, ".4g") for v in row)) for at, *row in each
+        ]
+    x = bytes_axis("position, bytes", states.positions[0], states.positions[-1])
+    drawn = [side for one in curves for side in (one.y, *(one.band or ()))]
+    y: Axis = axis(upwards, np.concatenate(drawn).tolist())
+    picture = Lines(f"probe-{key}-{view.row}", f"{title}: {view.name}", curves, x, y)
+    caption = f"{sentence(definition)} Lines: the mean of the heads; bands: all heads."
+    heads = ("layer", "position", "mean of heads", "lowest", "highest")
+    yield Plot(picture, caption, table(heads, lines))
+
+
+def _curve(
+    layer: int,
+    x: Sequence[float],
+    mean: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+) -> Curve:
+    band = np.array(low), np.array(high)
+    places, name = np.array(x, dtype=float), f"layer {layer}"
+    return Curve(_FIRST_ROW + layer, name, True, places, np.array(mean), band=band, style=layer)
+
+
+def no_decay(view: View) -> str:
+    """Return the words for a cell that has no decay; empty if it has one or was not looked at."""
+    states = view.result.state
+    if states is None or any(layer.decay for layer in states.layers):
+        return ""
+    return f"{view.name}: no decay (cell {view.result.cell})"
+
+
+def longest_half_life(view: View) -> str:
+    """Return the longest half-life of the layers, as text."""
+    memory = view.result.memory
+    if memory is None or not memory.half_lives:
+        return NONE
+    if any(one is None for one in memory.half_lives):
+        return f"> {size(memory.distances[-1])}"
+    return number(max(one for one in memory.half_lives if one is not None), ",.1f")
