@@ -25,9 +25,7 @@ from tests.probe.hand_set import letters, reader_of, text_of
 OPTIONS: dict[str, dict[str, object]] = {
     "llama": {"context": 16, "head_dim": 16},
     "e88": {"n_heads": 2, "n_state": 8, "use_conv": True},
-    "e23": {},
 }
-_WRAPPERS = {"llama": "rms"}
 
 
 def small_model(cell: str) -> ModelConfig:
@@ -37,11 +35,11 @@ def small_model(cell: str) -> ModelConfig:
     return ModelConfig(
         name=cell,
         cell=cell,
-        dim=64,
+        dim=128,
         depth=2,
         wrapper="rms",
         expected_params=None,
-        options=declared.parse_options(64, given),
+        options=declared.parse_options(128, given),
     )
 
 
@@ -65,6 +63,9 @@ def test_every_cell_is_probed_and_shown(
         trained_length=16,
         length=64,
         documents=2,
+        text="letters",
+        device="a CPU",
+        precision="fp32",
         definitions=DEFINITIONS,
     )
     kept = KeptParts({"cell": cell})
@@ -82,6 +83,6 @@ def test_every_cell_is_probed_and_shown(
     assert len(set(shown)) == len(shown)
     (layer, *_) = reader.model.layers
     assert isinstance(layer, Mixer)
-    x_btd = torch.randn(1, 2, 64)
+    x_btd = torch.randn(1, 2, 128)
     tells = layer.applied_decay(x_btd) is not None
     assert (f"{cell}: no decay" in page) != tells

@@ -72,6 +72,8 @@ class EachStep(nn.Module):
         owner_r = torch.arange(batch, device=x_btd.device).repeat_interleave(steps)
         size = sum(part[0].numel() * part.element_size() for part in state.values())
         at_once = max(1, _STATE_BYTES // max(size, x_btd[0, 0].nbytes))
+        if getattr(self._layer, "exchanges", False):
+            at_once = len(rows_r1d)
         outputs = []
         for rows, owners in zip(rows_r1d.split(at_once), owner_r.split(at_once), strict=True):
             own = {key: part[owners] for key, part in state.items()} if self._frozen else None

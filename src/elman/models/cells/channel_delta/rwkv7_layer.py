@@ -95,6 +95,7 @@ class Rwkv7TimeMix(Mixer):
     """
 
     cell = CELL
+    exchanges = True
     x_r: nn.Parameter
     x_w: nn.Parameter
     x_k: nn.Parameter
@@ -246,7 +247,9 @@ class Rwkv7TimeMix(Mixer):
             self.first.v_btd = v_btd
             return v_btd
         assert self.first.v_btd is not None
-        return torch.lerp(v_btd, self.first.v_btd, torch.sigmoid(self.v_lora(mixed_btd)))
+        # One of the two may have every step as a row of its own.
+        first_btd = self.first.v_btd.reshape(v_btd.shape)
+        return torch.lerp(v_btd, first_btd, torch.sigmoid(self.v_lora(mixed_btd)))
 
     def _scaled_key(self, k_btd: Tensor, rate_btd: Tensor, backend: str) -> Tensor:
         """Return k (1 + (a - 1) k_a)."""

@@ -69,6 +69,8 @@ class Mixer(nn.Module):
     """
 
     cell: ClassVar[Cell]
+    exchanges: ClassVar[bool] = False
+    """Whether the layers of a model give each other tensors of a call, beside the stream."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
