@@ -28,15 +28,15 @@ def component_plots(components: Sequence[Components]) -> Iterator[Plot]:
             yield _plot(one, name, [effect for effect in effects if effect.value is not None])
 
 
-def _plot(found: Components, name: str, effects: Sequence[Effect]) -> Plot:
-    gains, unit = ordered(found), unit_of(found.sweep)
+def _plot(one: Components, name: str, effects: Sequence[Effect]) -> Plot:
+    gains, unit = ordered(one), unit_of(one.sweep)
     families = [
         (family, [_line(gain) for gain in gains if gain.family == family])
         for family in dict.fromkeys(gain.family for gain in gains)
     ]
     x, cut = _axis(f"gain in {unit}", effects)
     picture = Gains(name, "Gain of each component", families, x)
-    return Plot(picture, CAPTION + cut, table_of(found))
+    return Plot(picture, CAPTION + cut, table_of(one))
 
 
 def _axis(label: str, effects: Sequence[Effect]) -> tuple[Axis, str]:

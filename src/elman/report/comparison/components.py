@@ -94,8 +94,8 @@ class Gain:
             return "unknown"
         if one * other >= 0:
             return "same"
-        told = self.p_change is not None and self.p_change < 1 - LEVEL
-        return "differs beyond noise" if told else "differs"
+        clear = self.p_change is not None and self.p_change < 1 - LEVEL
+        return "differs beyond noise" if clear else "differs"
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,16 @@ def components_of(sweep: TunedSweep) -> Components | None:
         effects(_by_model(sweep, verdict), pairs, sweep.tuned.goal)
         for verdict in (sweep.best, sweep.common)
     )
-    found = zip(named, best, common, _changes(best, common), strict=True)
-    gains = (Gain(*names, one, other, p_change=p) for names, one, other, p in found)
+    lines = zip(named, best, common, _changes(best, common), strict=True)
+    gains = (Gain(*names, one, other, p_change=p) for names, one, other, p in lines)
     return Components(sweep, tuple(gains))
 
 
 def _changes(best: Sequence[Effect], common: Sequence[Effect]) -> list[float | None]:
     """Return the probability of each difference of two gains, adjusted for all (Holm 1979)."""
-    found = [_change(one, other) for one, other in zip(best, common, strict=True)]
-    adjusted = iter(holm([p for p in found if p is not None]))
-    return [None if p is None else next(adjusted)[0] for p in found]
+    changes = [_change(one, other) for one, other in zip(best, common, strict=True)]
+    adjusted = iter(holm([p for p in changes if p is not None]))
+    return [None if p is None else next(adjusted)[0] for p in changes]
 
 
 def _change(best: Effect, common: Effect) -> float | None:
@@ -153,13 +153,13 @@ def _change(best: Effect, common: Effect) -> float | None:
 
 def _by_model(sweep: TunedSweep, verdict: Verdict) -> dict[str, Arm]:
     """Return the arm of each model; a model of several arms gets no verdict."""
-    found: dict[str, Arm] = {}
+    arms: dict[str, Arm] = {}
     for one in sweep.tuned.arms:
         standing = verdict.of(one.label)
         assert standing is not None
         several = Arm(one.model, {}, "several arms train it")
-        found[one.model] = several if one.model in found else standing.arm
-    return found
+        arms[one.model] = several if one.model in arms else standing.arm
+    return arms
 
 
 def effects(arms: Mapping[str, Arm], pairs: Sequence[tuple[str, str]], goal: Goal) -> list[Effect]:
@@ -176,9 +176,9 @@ def effects(arms: Mapping[str, Arm], pairs: Sequence[tuple[str, str]], goal: Goa
     # A contrast is the second less the first, and what helps is to be above 0.
     order = [pair if goal == "minimize" else pair[::-1] for pair in both]
     at = [(places.get(one.label, -1), places.get(other.label, -1)) for one, other in order]
-    found = contrasts(known, [pair for pair in at if -1 not in pair])
+    judged = contrasts(known, [pair for pair in at if -1 not in pair])
     return [
-        Effect(*pair, found.get(place), "" if place in found else _reason(*pair))
+        Effect(*pair, judged.get(place), "" if place in judged else _reason(*pair))
         for pair, place in zip(both, at, strict=True)
     ]
 

@@ -53,21 +53,21 @@ COMPONENT_COLUMNS = {
 """Columns of ``report.csv`` that only components fill."""
 
 
-def table_of(found: Components) -> Table:
+def table_of(components: Components) -> Table:
     """Return the components, those of each family by their gain."""
     heads = [Head(name) for name in HEADS]
-    return Table(heads, [Line(_cells(gain)) for gain in ordered(found)])
+    return Table(heads, [Line(_cells(gain)) for gain in ordered(components)])
 
 
-def ordered(found: Components) -> list[Gain]:
+def ordered(components: Components) -> list[Gain]:
     """Return the gains, the families in their order, in each the largest gain first."""
-    families = list(dict.fromkeys(gain.family for gain in found.gains))
+    families = list(dict.fromkeys(gain.family for gain in components.gains))
 
     def place(gain: Gain) -> tuple[int, bool, float]:
         value = gain.best.value
         return families.index(gain.family), value is None, -(value or 0.0)
 
-    return sorted(found.gains, key=place)
+    return sorted(components.gains, key=place)
 
 
 def _cells(gain: Gain) -> list[str]:
@@ -94,24 +94,26 @@ def _value(effect: Effect) -> str:
     return f"{effect.value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def verdict(found: Components) -> str:
+def verdict(components: Components) -> str:
     """Return what the components gain, in one sentence."""
-    unit = unit_of(found.sweep)
-    parts = [_told(found, unit), _undecided(found), _signs(found)]
+    unit = unit_of(components.sweep)
+    parts = [_told(components, unit), _undecided(components), _signs(components)]
     return "; ".join(filter(None, parts)) + "."
 
 
-def _told(found: Components, unit: str) -> str:
+def _told(components: Components, unit: str) -> str:
     """Say which components gain or cost beyond noise at each arm's best."""
-    judged = [gain for gain in found.gains if gain.best.pair is not None]
+    judged = [gain for gain in components.gains if gain.best.pair is not None]
     if not judged:
         return "No component has a verdict yet"
-    told = [gain for gain in ordered(found) if gain.best.outcome in ("gains", "costs")]
-    count = f"{len(told)} of {len(judged)} components {'changes' if len(told) == 1 else 'change'}"
+    beyond = [gain for gain in ordered(components) if gain.best.outcome in ("gains", "costs")]
+    count = (
+        f"{len(beyond)} of {len(judged)} components {'changes' if len(beyond) == 1 else 'change'}"
+    )
     text = f"With each arm at its own best setting, {count} the score beyond noise"
-    if not told:
+    if not beyond:
         return text
-    return f"{text} ({unit}): " + ", ".join(map(_one_told, told))
+    return f"{text} ({unit}): " + ", ".join(map(_one_told, beyond))
 
 
 def _one_told(gain: Gain) -> str:
@@ -122,25 +124,25 @@ def _one_told(gain: Gain) -> str:
     return f"{gain.component} of {gain.family} {gain.best.outcome} {size}"
 
 
-def _undecided(found: Components) -> str:
+def _undecided(components: Components) -> str:
     """Say which components have no verdict, and why."""
-    left = [gain for gain in found.gains if gain.best.pair is None]
-    if not left or len(left) == len(found.gains):
+    left = [gain for gain in components.gains if gain.best.pair is None]
+    if not left or len(left) == len(components.gains):
         return ""
     reasons = ", ".join(f"{gain.component} of {gain.family} ({gain.best.why_not})" for gain in left)
     return f"there is no verdict on {reasons}"
 
 
-def _signs(found: Components) -> str:
+def _signs(components: Components) -> str:
     """Say for which components the published setting has the other sign."""
-    known = [gain for gain in found.gains if gain.sign != "unknown"]
+    known = [gain for gain in components.gains if gain.sign != "unknown"]
     other = [gain for gain in known if gain.sign != "same"]
     if not known:
         return ""
-    at = f"at {_common(found)} the sign of {len(other)} of {len(known)} differs"
-    told = [gain for gain in other if gain.sign == "differs beyond noise"]
-    left = [f"{gain.component} of {gain.family}" for gain in other if gain not in told]
-    parts = ["beyond noise for " + ", ".join(map(_there, told))] if told else []
+    at = f"at {_common(components)} the sign of {len(other)} of {len(known)} differs"
+    beyond = [gain for gain in other if gain.sign == "differs beyond noise"]
+    left = [f"{gain.component} of {gain.family}" for gain in other if gain not in beyond]
+    parts = ["beyond noise for " + ", ".join(map(_there, beyond))] if beyond else []
     parts += ["within noise for " + ", ".join(left)] if left else []
     return ", ".join([at, *parts])
 
@@ -152,8 +154,8 @@ def _there(gain: Gain) -> str:
     return f"{gain.component} of {gain.family} (there it {verb} {abs(gain.common.value):.4f})"
 
 
-def _common(found: Components) -> str:
-    published = [dict(facts.arm.published) for facts in found.sweep.arms]
+def _common(components: Components) -> str:
+    published = [dict(facts.arm.published) for facts in components.sweep.arms]
     shared = all(one == published[0] for one in published)
     return f"the published setting ({setting(published[0])})" if shared else "its published setting"
 
@@ -181,11 +183,11 @@ def component_lines(components: Sequence[Components]) -> Iterator[dict[str, Any]
             yield _csv_line(one, gain)
 
 
-def _csv_line(found: Components, gain: Gain) -> dict[str, Any]:
+def _csv_line(components: Components, gain: Gain) -> dict[str, Any]:
     best, common = _effect(gain.best), _effect(gain.common)
     with_it, without = gain.models
     line: dict[str, Any] = {"kind": "component", "label": gain.name, "model": with_it}
-    line |= {"against": without, "measure": found.sweep.tuned.score, "sign": gain.sign}
+    line |= {"against": without, "measure": components.sweep.tuned.score, "sign": gain.sign}
     line |= {"gain": best["gain"], "gain_low": best["low"], "gain_high": best["high"]}
     line |= {f"gain_common{end}": common[key] for end, key in _ENDS.items()}
     return line | {key: best[key] for key in ("verdict", "reason", "p", "p_holm", "n")}

@@ -76,7 +76,7 @@ class Report:
     @cached_property
     def components(self) -> tuple[Components, ...]:
         """What the components gain that suites of its tuned sweeps name."""
-        return tuple(found for one in self.tuned if (found := components_of(one)) is not None)
+        return tuple(gains for one in self.tuned if (gains := components_of(one)) is not None)
 
     @cached_property
     def _tuned(self) -> list[tuple[Source, TunedSweep | str | None]]:
