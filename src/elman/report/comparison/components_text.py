@@ -21,7 +21,7 @@ from elman.report.comparison.blocks import (
 )
 from elman.report.comparison.components import Components, Effect, Gain
 from elman.report.comparison.rows import NONE
-from elman.report.comparison.tuned_text import setting, unit_of
+from elman.report.comparison.tuned_text import published_setting, unit_of
 from elman.report.comparison.verdict import more_seeds_words
 
 TITLE = "Gain of each component"
@@ -139,7 +139,9 @@ def _signs(components: Components) -> str:
     other = [gain for gain in known if gain.sign != "same"]
     if not known:
         return ""
-    at = f"at {_common(components)} the sign of {len(other)} of {len(known)} differs"
+    at = (
+        f"at {published_setting(components.sweep)} the sign of {len(other)} of {len(known)} differs"
+    )
     beyond = [gain for gain in other if gain.sign == "differs beyond noise"]
     left = [f"{gain.component} of {gain.family}" for gain in other if gain not in beyond]
     parts = ["beyond noise for " + ", ".join(map(_there, beyond))] if beyond else []
@@ -152,12 +154,6 @@ def _there(gain: Gain) -> str:
     assert gain.common.value is not None
     verb = "gains" if gain.common.value > 0 else "costs"
     return f"{gain.component} of {gain.family} (there it {verb} {abs(gain.common.value):.4f})"
-
-
-def _common(components: Components) -> str:
-    published = [dict(facts.arm.published) for facts in components.sweep.arms]
-    shared = all(one == published[0] for one in published)
-    return f"the published setting ({setting(published[0])})" if shared else "its published setting"
 
 
 def component_parts(components: Sequence[Components]) -> list[Any]:

@@ -142,10 +142,7 @@ def _mean(arm: Arm) -> str:
 def sentences(sweep: TunedSweep) -> list[str]:
     """Return the order at the published setting, and that at each one's best with what differs."""
     unit = unit_of(sweep)
-    published = [dict(facts.arm.published) for facts in sweep.arms]
-    shared = all(one == published[0] for one in published)
-    at = f"the published setting ({setting(published[0])})" if shared else "its published setting"
-    first = _order(f"With every arm at {at}", sweep.common, unit)
+    first = _order(f"With every arm at {published_setting(sweep)}", sweep.common, unit)
     second = _order("With each arm at its own best setting", sweep.best, unit)
     return [first, " ".join(filter(None, (second, _difference(sweep))))]
 
@@ -153,6 +150,14 @@ def sentences(sweep: TunedSweep) -> list[str]:
 def unit_of(sweep: TunedSweep) -> str:
     """Return the unit of a sweep's scores."""
     return _UNITS.get(sweep.tuned.score, sweep.tuned.score)
+
+
+def published_setting(sweep: TunedSweep) -> str:
+    """Say which the published setting is, if all arms have one."""
+    settings = [dict(facts.arm.published) for facts in sweep.arms]
+    if any(one != settings[0] for one in settings):
+        return "its published setting"
+    return f"the published setting ({setting(settings[0])})"
 
 
 def _order(at: str, verdict: Verdict, unit: str) -> str:
