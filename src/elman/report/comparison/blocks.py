@@ -290,6 +290,8 @@ def _paragraphs(parts: Sequence[Any]) -> Iterator[str | Command | Table]:
                 yield from _paragraphs(part.parts)
             case Text() if part.css != "caption":
                 yield part.text
+            case Title():
+                yield f"{part.text}:"
             case Command() | Table():
                 yield part
 

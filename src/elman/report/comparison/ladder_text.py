@@ -9,16 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.base.consoles import say
 from elman.report.comparison.blocks import (
-    Command,
     Fold,
     Item,
     Items,
     Table,
     Text,
     Title,
-    one_line,
+    say,
     table,
     terminal_table,
 )
@@ -274,25 +272,15 @@ def _parts(ladder: Ladder) -> Iterator[Any]:
     yield Fold("How a ladder is read", [Text(METHOD)])
 
 
-def ladder_markdown(ladders: Sequence[Ladder]) -> Iterator[str | Command | Table]:
-    """Yield paragraphs and tables."""
-    for ladder in ladders:
-        yield f"{TITLE}:"
-        yield verdict_sentence(ladder)
-        yield from tables(ladder)
-        yield " ".join(limits(ladder))
-        yield METHOD
-
-
 def print_ladders(console: Console, ladders: Sequence[Ladder]) -> None:
     """Print the verdict, the tables and the limits."""
     for ladder in ladders:
         say(console, f"{TITLE}:")
         for one in tables(ladder):
             terminal_table(one, ("recorded", "a over compute", "sizes", "slope")).print(console)
-        say(console, one_line(verdict_sentence(ladder)))
+        say(console, verdict_sentence(ladder))
         for line in limits(ladder):
-            say(console, one_line(f"limit: {line}"))
+            say(console, f"limit: {line}")
 
 
 def ladder_json(ladders: Sequence[Ladder]) -> str:

@@ -35,7 +35,8 @@ from elman.report.comparison.components_text import (
 from elman.report.comparison.components_text import JSON_MARK as COMPONENTS_MARK
 from elman.report.comparison.components_text import TITLE as COMPONENTS
 from elman.report.comparison.ladder_text import JSON_MARK as LADDER_MARK
-from elman.report.comparison.ladder_text import ladder_json, ladder_markdown
+from elman.report.comparison.ladder_text import TITLE as LADDER
+from elman.report.comparison.ladder_text import ladder_json, ladder_parts
 from elman.report.comparison.notes import rate_notes
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.report_data import Report
@@ -209,7 +210,7 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {plain_markdown(note)}" for note in notes))
     tasks = report.tasks.in_words(report.published.records)
-    ladders = ladder_markdown(report.ladders)
+    ladders = paragraphs(LADDER, ladder_parts(report.ladders))
     gains = paragraphs(COMPONENTS, component_parts(report.components))
     tuned = paragraphs(TUNING, tuning_parts(report.tuned))
     for part in (*tasks, *ladders, *gains, *tuned, *wins_markdown(report.wins)):
