@@ -51,6 +51,7 @@ single runs together:
 - `report.md` has the table with its notes and definitions, to put into a text.
 - `audit.json` has the [audit](audit.md): what was held equal between the rows, for scripts.
 - `components.json` has the gain of each component, if a suite names components and was tuned.
+- `ladder.json` has the laws, predictions and crossings of a [ladder](ladder.md).
 
 The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
 `metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of

@@ -288,6 +288,8 @@ def _paragraphs(parts: Sequence[Any]) -> Iterator[str | Command | Table]:
                     yield from item.commands
             case Fold():
                 yield from _paragraphs(part.parts)
+            case Title():
+                yield f"{part.text}:"
             case Text() if part.css != "caption":
                 yield part.text
             case Title():
