@@ -151,6 +151,10 @@ def test_its_name_says_cell_size_and_wrapper(name) -> None:
     base, dim, depth, expansion, legacy = parts(name)
     assert (config.name, config.cell) == (name, cell)
     assert (config.wrapper == "legacy_ln") == bool(legacy)
+    if found := re.fullmatch(r".+_(\d+)([km])", name):  # a ladder's
+        named = int(found[1]) * {"k": 10**3, "m": 10**6}[found[2]]
+        assert config.expected_params == pytest.approx(named, rel=0.2)
+        return
     if dim is None or depth is None:
         assert config.depth == DEPTHS.get(name, 20)
         return
