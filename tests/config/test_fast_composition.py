@@ -9,6 +9,7 @@ from typing import Any
 import hydra.version
 import pytest
 from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.base import Metadata, Node
 
@@ -28,6 +29,8 @@ def _by_hydra_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = defaults_list._create_interpolation_map.__wrapped__
     monkeypatch.setattr(defaults_list, "_create_interpolation_map", whole)
     monkeypatch.setattr(hydra.version, "_get_version", hydra.version._get_version.__wrapped__)
+    merge = ConfigLoaderImpl._compose_config_from_defaults_list.__wrapped__
+    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge)
     monkeypatch.delattr(Metadata, "__deepcopy__")
 
 
@@ -55,11 +58,12 @@ def test_a_tree_is_the_one_of_hydra_alone(
     (tmp_path / "mine" / "both.yaml").write_text("defaults: [part: '${mine}', _self_]\nmore: 3\n")
     (tmp_path / "mine" / "part" / "both.yaml").write_text("less: 2\n")
     overrides = command.replace("FOLDER", str(tmp_path)).split()
-    fast = compose_tree(overrides)
+    # The third of the same files is a copy.
+    fast, _, copied = [compose_tree(overrides) for _ in range(3)]
     with monkeypatch.context() as patch:
         _by_hydra_alone(patch)
         alone = compose_tree(overrides)
-    assert _nodes(fast) == _nodes(alone)
+    assert _nodes(fast) == _nodes(copied) == _nodes(alone)
     if "+mine=both" in overrides:
         assert fast.mine == {"part": {"less": 2}, "more": 3}
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +22,7 @@ from elman.config.package_files import find_package_files
 from elman.config.read_once import read_once
 from elman.config.yaml_loader import omegaconf_with_libyaml
 from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
 
 if TYPE_CHECKING:  # importing pydantic takes 0.1 s, which completion and --help save
     from elman.config.run_config import RunConfig
@@ -48,19 +49,33 @@ def register_cells() -> None:
     # Hydra copies all sources of settings before each composition, and what it reads of this one
     # once more; the copies of all cells were a fifth of its time.
     ConfigStore.__deepcopy__ = _itself  # type: ignore[attr-defined]
-    for cell in registry.cells().values():
-        node: dict[str, Any] = {
-            "name": None,
-            "cell": cell.name,
-            "dim": "???",
-            "depth": "???",
-            "wrapper": "rms",
-            "mlp_ratio": 0.0,
-            "allow_unaligned": False,
-            "expected_params": None,
-        }
-        node |= {name: option.default for name, option in cell.options.items()}
-        store.store(group="cell", name=cell.name, node=node, provider="elman")
+    store.repo["cell"] = _Nodes({f"{name}.yaml": cell for name, cell in registry.cells().items()})
+
+
+class _Nodes(dict[str, Any]):
+    """Every cell's defaults in Hydra's form, made when read: a command reads those of one cell."""
+
+    def __getitem__(self, name: str) -> ConfigNode:
+        known = super().__getitem__(name)
+        if not isinstance(known, ConfigNode):
+            node = OmegaConf.structured(_defaults(known))
+            known = self[name] = ConfigNode(name, node, "cell", package=None, provider="elman")
+        return known
+
+
+def _defaults(cell: Cell) -> dict[str, Any]:
+    """Return what a model of a cell is, unless its YAML says more."""
+    node: dict[str, Any] = {
+        "name": None,
+        "cell": cell.name,
+        "dim": "???",
+        "depth": "???",
+        "wrapper": "rms",
+        "mlp_ratio": 0.0,
+        "allow_unaligned": False,
+        "expected_params": None,
+    }
+    return node | {name: option.default for name, option in cell.options.items()}
 
 
 def _itself(store: ConfigStore, memo: object) -> ConfigStore:

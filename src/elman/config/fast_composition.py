@@ -1,4 +1,4 @@
-"""Spares Hydra and OmegaConf work that changes nothing: half of the time of a composition."""
+"""Spares Hydra and OmegaConf work that changes nothing: two thirds of a composition's time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any
 
 import hydra.version
 from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig
 from omegaconf.base import Metadata
+
+from elman.config.read_once import FILE
+
+# Trees that are kept, each of some 200 kB, for commands with the same choices of groups.
+_MOST_TREES = 16
 
 
 @cache
@@ -22,6 +28,9 @@ def fast_composition() -> None:
         defaults_list._create_interpolation_map
     )
     Metadata.__deepcopy__ = _copied  # type: ignore[attr-defined]
+    ConfigLoaderImpl._compose_config_from_defaults_list = _of_same_files(  # type: ignore[method-assign]
+        ConfigLoaderImpl._compose_config_from_defaults_list
+    )
 
 
 def _where_interpolated(make: Callable[..., DictConfig]) -> Callable[..., DictConfig]:
@@ -46,3 +55,38 @@ def _copied(metadata: Metadata, memo: dict[int, Any]) -> Metadata:
     if metadata.resolver_cache:
         copied.resolver_cache = deepcopy(metadata.resolver_cache, memo)
     return copied
+
+
+def _of_same_files(merge: Callable[..., DictConfig]) -> Callable[..., DictConfig]:
+    """Copy the tree that the same files have made twice in this process."""
+    seen: set[tuple[Any, ...]] = set()
+    trees: dict[tuple[Any, ...], DictConfig] = {}
+
+    @wraps(merge)
+    def merged(loader: Any, defaults: Sequence[Any], repo: Any) -> DictConfig:
+        key = _contents(defaults, repo)
+        if key in trees:
+            return deepcopy(trees[key])
+        tree = merge(loader, defaults, repo)
+        if key is not None and key in seen:
+            if len(trees) == _MOST_TREES:
+                del trees[next(iter(trees))]
+            trees[key] = deepcopy(tree)
+        elif key is not None:
+            seen.add(key)
+        return tree
+
+    return merged
+
+
+def _contents(defaults: Sequence[Any], repo: Any) -> tuple[Any, ...] | None:
+    """Return what a tree follows from; None where a file may change without our notice."""
+    key: list[Any] = []
+    for default in defaults:
+        loaded = repo.load_config(config_path=default.config_path)
+        if (file := getattr(loaded, FILE, None)) is None:
+            if loaded is None or loaded.path != "structured://":
+                return None
+            file = str(loaded.config) if loaded.provider == "elman" else loaded.provider
+        key += [file, default.config_path, default.package, default.primary, default.is_self]
+    return tuple(key)

@@ -11,6 +11,9 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 
+FILE = "elman_file"
+"""Attribute of what was read: which file, in which state."""
+
 
 @cache
 def read_once() -> None:
@@ -28,6 +31,7 @@ def read_once() -> None:
         key = (source.provider, source.path, file, state.st_mtime_ns, state.st_size)
         if key not in known:
             known[key] = read(source, file)
+            setattr(known[key], FILE, key)
         return deepcopy(known[key])  # Hydra writes to what it gets
 
     shipped._read_config = kept
