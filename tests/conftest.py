@@ -41,6 +41,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # No test pulls the plug: files need not be on the disk before the next line. Closed ones fail.
+    os.fsync = os.fstat
     # Twenty thousand tests stay alive: scanning them for garbage took half of their collection.
     gc.disable()
 

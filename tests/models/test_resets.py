@@ -43,15 +43,16 @@ def refuses(layer: Any) -> bool:
     return bool(layer.cell.no_resets(layer.settings.values))
 
 
-OURS = {name: case for name, case in CASES.items() if not refuses(build(case, device="meta"))}
+MADE = {name: build(case, device="meta") for name, case in CASES.items()}
+OURS = {name: case for name, case in CASES.items() if not refuses(MADE[name])}
 ours = pytest.mark.parametrize("case", OURS.values(), ids=OURS)
 # A second to compile each: a vector state, the slots, a convolution before and after, a norm.
 MATRIX = ("e88-conv", "e75-post", "e14", "e63m-rnn", "e63m-lite", "e74-blockdiag", "e73-full")
 KERNELS = [
     pytest.param(case, id=name)
     for name, case in OURS.items()
-    if "cpu" in (made := build(case, device="meta")).runnable.backends
-    and (made.cell.engine != "matrix_state" or name in MATRIX)
+    if "cpu" in MADE[name].runnable.backends
+    and (MADE[name].cell.engine != "matrix_state" or name in MATRIX)
 ]
 
 

@@ -32,6 +32,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Finder())
+os.fsync = os.fstat  # as in tests/conftest.py
 if "STUB_FORKS" in os.environ:
     from forked_jobs import fork_jobs
 
