@@ -442,6 +442,7 @@ CASES: dict[str, list[str]] = {
         "mode=bench bench.models=3",
         "mode=bench bench.level=model",
         "mode=bench bench.rounds=0",
+        "mode=bench 'bench.shapes=[32x512,0x8]'",
         "mode=bench kernels.backend=cpu",
         "mode=bench train.batch_size=4",
         "-m mode=bench,parity",
