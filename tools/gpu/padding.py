@@ -36,8 +36,6 @@ MODELS = ("mamba2", "mamba3")
 WIDE = (*MODELS, "e88d_h20")
 """Models whose first projection is padded, and split into parts."""
 NARROW = ("kda", "deltaproduct")
-# mamba-ssm reads the saved tensors of mamba3 twice, which a recomputed pass forbids.
-READS_TWICE = ("mamba3",)
 """Models with padded projections of a few columns, one for each head."""
 SIZES = {
     "mamba2": (3868, 896),
@@ -140,10 +138,9 @@ def one_model(job: Job, name: str) -> Row:
     with plain():
         unpadded = [passes(model, tokens) for _ in range(2)][-1]
     ways = {"padded": [passes(model, tokens) for _ in range(2)][-1]}
-    if name not in READS_TWICE:
-        model.activation_checkpointing = True
-        ways["recomputed"] = passes(model, tokens)
-        model.activation_checkpointing = False
+    model.activation_checkpointing = True
+    ways["recomputed"] = passes(model, tokens)
+    model.activation_checkpointing = False
     if job.device == "cuda":
         ways["replayed"] = replayed(model, tokens)
     plain_errors = errors_of(unpadded, right)

@@ -6,12 +6,13 @@ What a package computes is unknown to PyTorch's transforms: a second derivative 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cached_property, wraps
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from elman.kernels.packages import import_kernels
 from elman.ops.common.transforms import refuse_backward, refuse_transforms
@@ -62,3 +63,36 @@ def guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return refusing
+
+
+class _SavedOnce:
+    """What a backward pass gets as ``ctx``: it unpacks the saved tensors once."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @cached_property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        saved: tuple[Tensor, ...] = self._ctx.saved_tensors
+        return saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def unpack_once(function: type[Function]) -> None:
+    """Let the backward pass of a package's function unpack its saved tensors once.
+
+    A recomputed pass (``torch.utils.checkpoint``) hands each of them out once, and refuses a
+    backward pass that reads ``ctx.saved_tensors`` twice.
+
+    Args:
+        function: What is changed, in place.
+    """
+    backward = function.backward
+
+    @wraps(backward)
+    def once(ctx: Any, *gradients: Any) -> Any:
+        return backward(_SavedOnce(ctx), *gradients)
+
+    function.backward = staticmethod(once)  # type: ignore[method-assign]

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
+from elman.kernels.packages import import_kernels
 from elman.ops.common.backend import Backend
 from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
-from elman.ops.common.packages import package_kernels
+from elman.ops.common.packages import package_kernels, unpack_once
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.ssd import chunked
@@ -196,4 +197,8 @@ BACKENDS: dict[str, Backend[Run]] = {
 
 @cache
 def _kernels() -> Any:
-    return package_kernels("mamba-ssm", "ops.triton.mamba3.mamba3_siso_combined")
+    module = "ops.triton.mamba3.mamba3_siso_combined"
+    # Its backward pass reads the saved tensors twice (2.3.2).
+    if function := getattr(import_kernels("mamba-ssm", module), "_Mamba3Function", None):
+        unpack_once(function)
+    return package_kernels("mamba-ssm", module)
