@@ -232,10 +232,12 @@ FAULTS = {
     "one chunk short": ("chunk < a.chunks", "chunk + 1 < a.chunks"),
     "sums of the next chunk, too": ("step < lane.end);", "true);"),
     "inputs of the chunk's end without the next one": (
-        "from < lane.end + (K - 1);",
-        "from < lane.end;",
+        "reach = lane.end + (K - 1),",
+        "reach = lane.end,",
     ),
     "one share too few": ("share < a.shares; share +=", "share + 1 < a.shares; share +="),
+    "the steps at hand again": ("now = next;", ""),
+    "the same steps ahead": ("next.read(lane, from + AHEAD, end)", "next.read(lane, from, end)"),
     "gradient of the step before": (
         "const long long at = step - (K - 1);",
         "const long long at = step - K;",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional
 from elman.kernels.launching import Launch
 from elman.kernels.nvrtc import Unit
 from elman.kernels.sources import included_sources
-from elman.layers import E1
+from elman.layers import E1, SLSTM
 from elman.ops.column_sum import cuda, op
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, rows
@@ -141,17 +142,41 @@ def test_compilers_see_the_operators_of_pytorch() -> None:
     torch.testing.assert_close(compiled(*leaves, backend="cuda"), functional.linear(*leaves))
 
 
-def test_a_layer_computes_the_same_with_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "sums"), [(E1, 1), (SLSTM, 2)])
+def test_a_layer_computes_the_same_with_the_kernels(
+    kind: Any, sums: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(2)
-    layer, x_btd = E1(24), torch.randn(2, 5, 24)
-    gradients, used, decide = [], [], op._in_a_kernel
+    layer, x_btd = kind(24), torch.randn(2, 5, 24)
+    for one in layer.parameters():
+        torch.nn.init.normal_(one, std=0.3)
+    gradients, used, run = {}, [], cuda.LAUNCH
+    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: (used.append(call), run(*call)))
+    decide = op._in_a_kernel
     for backend in ("reference", "cuda"):
         monkeypatch.setattr(op, "_in_a_kernel", lambda *a, b=backend: decide(*a[:3], b))
-        layer.zero_grad()
-        layer(x_btd)[0].square().sum().backward()
-        gradients.append(layer.bias.grad.clone())
-        used.append(layer.bias.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+        assert not used
+        outputs = layer(x_btd)[0]
+        gradients[backend] = torch.autograd.grad(outputs.square().sum(), layer.parameters())
+    assert len(used) == sums
+    for one, other in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_bias_of_several_maps_is_summed_at_once() -> None:
+    x_bti, weight_oi, bias_o = leaves_of(FP32)
+
+    def run(bias_o: Tensor, *, backend: str) -> list[Tensor]:
+        def maps(bias_o: Tensor) -> Tensor:
+            pieces = zip(weight_oi.chunk(3), bias_o.chunk(3), strict=True)
+            return torch.cat([functional.linear(x_bti, *piece) for piece in pieces], dim=-1)
+
+        y_bto = op.bias_of_parts(x_bti, weight_oi, bias_o, maps, backend=backend)
+        pull = torch.arange(y_bto.numel()).remainder(23).sub(11).div(4).view(y_bto.shape)
+        return [y_bto, *torch.autograd.grad(y_bto, (x_bti, weight_oi, bias_o), pull)]
+
+    for one, right in zip(run(bias_o, backend="cuda"), run(bias_o, backend="cpu"), strict=True):
+        torch.testing.assert_close(one, right)
 
 
 # ---- planted faults

@@ -50,6 +50,7 @@ MODULES = {
             "baselines",
             "peer_speed",
             "padding",
+            "convolution",
             "first_use",
         )
     },

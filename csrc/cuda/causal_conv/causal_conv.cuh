@@ -222,10 +222,27 @@ DEVICE void causal_conv_slope(float (&du)[G::V], const float (&u)[G::V]) {
   }
 }
 
+// The inputs and gradients of some steps that follow each other, on their way from memory.
+template <class G, int AHEAD>
+struct CausalConvSteps {
+  Packed<G::V, typename G::S> x[AHEAD], dy[AHEAD];
+
+  DEVICE void read(const CausalConvLane<G>& lane, long long from, long long end) {
+    using S = typename G::S;
+    const CausalConvArgs& a = lane.a;
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+      const long long step = from + n < end ? from + n : end - 1;
+      x[n].read((const S*)a.x + ((lane.row * a.steps + step) * a.x_stride + lane.column));
+      dy[n].read(lane.part((const S*)a.dy0, (const S*)a.dy1, (const S*)a.dy2, step));
+    }
+  }
+};
+
 template <class G>
 DEVICE void causal_conv_backward(const CausalConvArgs& a) {
-  using S = typename G::S;
-  constexpr int V = G::V, K = G::K, AHEAD = 4;
+  // Of wider numbers fewer steps, for more would not stay in registers.
+  constexpr int V = G::V, K = G::K, AHEAD = sizeof(typename G::S) == 2 ? 4 : 2;
   const int column = causal_conv_column<G>();
   if (column >= G::C) return;
   CausalConvLane<G> lane(a, column);
@@ -235,33 +252,33 @@ DEVICE void causal_conv_backward(const CausalConvArgs& a) {
     lane.begin(chunk);
     back.begin();
     // The last inputs of a chunk reach into the next one.
-    for (long long from = lane.first; from < lane.end + (K - 1); from += AHEAD) {
-      float x[AHEAD][V], du[AHEAD][V];
+    const long long reach = lane.end + (K - 1), end = reach < a.steps ? reach : a.steps;
+    CausalConvSteps<G, AHEAD> now, next;
+    now.read(lane, lane.first, end);
+    for (long long from = lane.first; from < reach; from += AHEAD) {
+      // Memory is on its way while the steps at hand are computed.
+      next.read(lane, from + AHEAD, end);
 #pragma unroll
       for (int n = 0; n < AHEAD; n++) {
         const long long step = from + n;
-        if (step >= a.steps || step >= lane.end + (K - 1)) continue;
-        lane.read(x[n], step);
-        load<V, S>(du[n], lane.part((const S*)a.dy0, (const S*)a.dy1, (const S*)a.dy2, step));
-      }
-#pragma unroll
-      for (int n = 0; n < AHEAD; n++) {
-        const long long step = from + n;
-        if (step >= lane.end + (K - 1)) break;
+        if (step >= reach) break;
         if (step < a.steps) {
           back.since += back.since < K;
           if (lane.reset_at(step)) {
             lane.forget();
             back.since = 0;
           }
-          float u[V];
-          lane.convolve(u, x[n]);
-          causal_conv_slope<G>(du[n], u);
-          back.add(lane, du[n], x[n], step < lane.end);
-          lane.push(x[n]);
+          float x[V], du[V], u[V];
+          now.x[n].to(x);
+          now.dy[n].to(du);
+          lane.convolve(u, x);
+          causal_conv_slope<G>(du, u);
+          back.add(lane, du, x, step < lane.end);
+          lane.push(x);
         }
         back.finish(lane, step);
       }
+      now = next;
     }
   }
 #pragma unroll

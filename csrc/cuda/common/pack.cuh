@@ -83,6 +83,32 @@ DEVICE void load(A* x, P p) {
   }
 }
 
+// V consecutive numbers of type S as they stand in memory: a thread that reads them long before it
+// needs them keeps half the registers of fp32, and waits where it unpacks.
+template <int V, class S>
+struct Packed {
+  static constexpr int N = CHUNK<V, S>, WORDS = N * (int)sizeof(S) / 4;
+  unsigned w[V / N][WORDS > 0 ? WORDS : 1];
+
+  template <class P>
+  DEVICE void read(P p) {
+    if constexpr (WORDS == 0) {
+      w[0][0] = load_one(p).bits;
+    } else {
+#pragma unroll
+      for (int i = 0; i < V / N; i++) load_words(w[i], p + i * N);
+    }
+  }
+  DEVICE void to(float (&x)[V]) const {
+    if constexpr (WORDS == 0) {
+      x[0] = Half<S>::low(w[0][0]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V / N; i++) unpack<N, S>(x + i * N, w[i]);
+    }
+  }
+};
+
 template <int V, class S, class A, class P>
 DEVICE void store(P p, const A* x) {
   constexpr int N = CHUNK<V, S>, WORDS = N * (int)sizeof(S) / 4;

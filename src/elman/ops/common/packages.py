@@ -6,7 +6,7 @@ What a package computes is unknown to PyTorch's transforms: a second derivative 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from elman.kernels.packages import import_kernels
-from elman.ops.common.transforms import refuse_backward, refuse_transforms
+from elman.ops.common.transforms import SavedOnce, refuse_backward, refuse_transforms
 
 
 def package_kernels(package: str, module: str) -> Any:
@@ -65,21 +65,6 @@ def guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
-class _SavedOnce:
-    """What a backward pass gets as ``ctx``: it unpacks the saved tensors once."""
-
-    def __init__(self, ctx: Any) -> None:
-        self._ctx = ctx
-
-    @cached_property
-    def saved_tensors(self) -> tuple[Tensor, ...]:
-        saved: tuple[Tensor, ...] = self._ctx.saved_tensors
-        return saved
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
-
-
 def unpack_once(function: type[Function]) -> None:
     """Let the backward pass of a package's function unpack its saved tensors once.
 
@@ -93,6 +78,6 @@ def unpack_once(function: type[Function]) -> None:
 
     @wraps(backward)
     def once(ctx: Any, *gradients: Any) -> Any:
-        return backward(_SavedOnce(ctx), *gradients)
+        return backward(SavedOnce(ctx), *gradients)
 
     function.backward = staticmethod(once)  # type: ignore[method-assign]

@@ -246,7 +246,7 @@ def _once(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
         refuse_tangents(name, gradients)
         if _batched():
             _refuse(name, _BATCHED)
-        read = _Read(ctx)
+        read = SavedOnce(ctx)
         with torch.no_grad():
             found = backward(read, *gradients)
         if not torch.is_grad_enabled():
@@ -261,7 +261,7 @@ def _once(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
-class _Read:
+class SavedOnce:
     """The context of a backward pass, whose saved tensors are read once: checkpoints allow no more.
 
     Args:

@@ -18,6 +18,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.dense.slstm import CELL
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import bias_of_parts, gained
 from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.dense.op import dense_recurrence
@@ -90,7 +91,7 @@ class SLSTM(Skeleton):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        state = self.begin(x_btd, state)
+        state, backend = self.begin(x_btd, state), self.backend_for(x_btd)
         carried: State = {}
         p_bti = linear(x_btd, self.in_proj)
         u_bti = p_bti
@@ -98,27 +99,30 @@ class SLSTM(Skeleton):
             u_bti = functional.silu(self.convolve(p_bti, state, carried, resets_bt))
         h_bti, final = dense_recurrence(
             "slstm",
-            [self._gates(p_bti, u_bti)],
+            [self._gates(p_bti, u_bti, backend)],
             [self.recurrent.unflatten(0, (self.heads, -1))],
             [first_state(state.get(part), p_bti, self.width) for part in _PARTS],
-            backend=self.backend_for(x_btd),
+            backend=backend,
             resets_bt=resets_bt,
         )
         carried |= dict(zip(_PARTS, final, strict=True))
-        return self.project_out(self._normed(h_bti).to(p_bti.dtype)), carried
+        return self.project_out(self._normed(h_bti, backend).to(p_bti.dtype)), carried
 
-    def _gates(self, p_bti: Tensor, u_bti: Tensor) -> Tensor:
+    def _gates(self, p_bti: Tensor, u_bti: Tensor, backend: str) -> Tensor:
         """Return W x + b: z and o read the first input, i and f the second one."""
         weights_pj = narrow(self.cell_proj).chunk(2 * self.heads)
-        biases_p = self.cell_bias.chunk(2 * self.heads)
         read = zip(p_bti.chunk(self.heads, -1), u_bti.chunk(self.heads, -1), strict=True)
         halves = [half_btj for pair in read for half_btj in pair]
-        parts = zip(halves, weights_pj, biases_p, strict=True)
-        return torch.cat([linear(*part) for part in parts], dim=-1)
 
-    def _normed(self, h_bti: Tensor) -> Tensor:
+        def run(bias_p: Tensor) -> Tensor:
+            parts = zip(halves, weights_pj, bias_p.chunk(2 * self.heads), strict=True)
+            return torch.cat([linear(*part) for part in parts], dim=-1)
+
+        return bias_of_parts(p_bti, self.cell_proj, self.cell_bias, run, backend=backend)
+
+    def _normed(self, h_bti: Tensor, backend: str) -> Tensor:
         """Return the states with mean 0 and variance 1 in every head, times the gain."""
         wide = wide_dtype(h_bti.dtype)
         h_bthj = h_bti.to(wide).unflatten(-1, (self.heads, -1))
         o_bthj = functional.layer_norm(h_bthj, h_bthj.shape[-1:], eps=NORM_EPS)
-        return o_bthj.flatten(-2) * self.norm_weight.to(wide)
+        return gained(o_bthj.flatten(-2), self.norm_weight.to(wide), backend=backend)
