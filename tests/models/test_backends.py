@@ -44,8 +44,9 @@ def test_auto_takes_the_fastest_that_runs_here(requested, device, wanted) -> Non
 @pytest.mark.parametrize("name", ["gru", "llama", "lstm"])
 def test_baselines_made_of_pytorchs_own_layers_run_those(name, device) -> None:
     for requested in ("auto", "torch"):
-        # A transformer on a GPU has kernels of ours around PyTorch's attention.
-        ours = (name, device, requested) == ("llama", "cuda", "auto")
+        # On a GPU a transformer has kernels of ours around PyTorch's attention, and an LSTM the
+        # dense engine's.
+        ours = name != "gru" and (device, requested) == ("cuda", "auto")
         assert choose_backend(registry.cell(name), requested, device) == (
             "cuda" if ours else "torch"
         )
@@ -106,8 +107,8 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 
 
 def test_every_cell_has_cuda_where_it_has_cpu() -> None:
-    """But for the transformer, whose CPU has PyTorch's own kernels alone."""
-    cells = [cell for cell in registry.cells().values() if cell.name != "llama"]
+    """But for the transformer and PyTorch's LSTM, whose CPU has PyTorch's own kernels alone."""
+    cells = [one for one in registry.cells().values() if one.name not in ("llama", "lstm")]
     compiled = {c.name for c in cells if "cuda" in c.backends}
     assert compiled == {c.name for c in cells if "cpu" in c.backends}
     engines = {c.engine for c in cells if "cuda" in c.backends}

@@ -246,7 +246,7 @@ def computation_path(
         device_type: Type of the device.
         precision: ``bf16`` or ``fp32``, as the run computes.
     """
-    if cell.path is not None and options is not None:
+    if cell.path is not None and options is not None and backend == TORCH:
         return cell.path(options, device_type, precision)
     if cell.package is None:
         return None

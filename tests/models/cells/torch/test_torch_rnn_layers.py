@@ -244,3 +244,23 @@ def test_the_result_says_what_the_network_computed_in(dtype, found) -> None:
     assert computation_path(*given, device_type="cuda", precision="bf16") == found
     assert computation_path(*given, device_type="cuda", precision="fp32") == "cuDNN, fp32"
     assert computation_path(*given, device_type="cpu", precision="bf16") is None
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_the_dense_engine_computes_pytorchs_lstm(backend: str) -> None:
+    """Backend ``cuda`` hands the gates to the same engine."""
+    layer = build(LSTM)
+    p_bti = torch.randn(2, 7, layer.width, dtype=torch.float64, requires_grad=True)
+    first_bi = [torch.randn(2, layer.width, dtype=torch.float64) for _ in range(2)]
+    leaves = [p_bti, *first_bi, *layer.rnn.parameters()]
+    for one in first_bi:
+        one.requires_grad_()
+    found = []
+    for chosen in ("torch", backend):
+        h_bti, last_bi = layer.run_over_time(p_bti, first_bi, chosen)
+        pulls = [torch.linspace(-1, 2, one.numel()).view_as(one) for one in (h_bti, *last_bi)]
+        pulls = [pull.double() for pull in pulls]
+        gradients = torch.autograd.grad([h_bti, *last_bi], leaves, pulls)
+        found.append([h_bti, *last_bi, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

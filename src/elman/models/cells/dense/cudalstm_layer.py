@@ -15,6 +15,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.dense.cudalstm import CELL
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear
@@ -58,14 +59,14 @@ class CudaLSTM(Skeleton):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        state = self.begin(x_btd, state)
+        state, backend = self.begin(x_btd, state), self.backend_for(x_btd)
         p_bti = linear(x_btd, self.in_proj)
         h_bti, (final_bi, cell_bi) = dense_recurrence(
             "lstm",
-            [linear(p_bti, self.cell_proj, self.cell_bias)],
+            [biased_linear(p_bti, self.cell_proj, self.cell_bias, backend=backend)],
             [self.recurrent],
             [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
-            backend=self.backend_for(x_btd),
+            backend=backend,
             resets_bt=resets_bt,
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}

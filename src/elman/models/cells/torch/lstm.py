@@ -1,4 +1,4 @@
-"""Cell LSTM: PyTorch's own."""
+"""Cell LSTM: PyTorch's own network, on a GPU with this project's kernels in place of cuDNN's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CELL = Cell(
     source="vector-state specification 5.2; lm-and-training specification 5.4",
     no_resets=no_resets,
     options=OPTIONS,
-    backends=("torch",),
+    backends=("torch", "cuda"),
     rule=wide_enough,
     path=path,
 )

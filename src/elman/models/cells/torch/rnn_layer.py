@@ -1,7 +1,7 @@
 """Layers GRU and LSTM: PyTorch's own networks (cuDNN on a GPU) between two projections.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state; 1bi is
-[1, B, i], one layer and direction of the network.
+[1, B, i], one layer and direction of the network; k = 4 i rows of an LSTM's gates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.torch import gru, lstm
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
+from elman.ops.dense.op import dense_recurrence
 from elman.ops.fp16_range import in_fp16
-from elman.ops.linear import linear
+from elman.ops.linear import linear, narrow
 
 # Weights that are cast for one call are never in one buffer, and joining them costs very little.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
@@ -68,17 +70,27 @@ class TorchRNN(Skeleton):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         given = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
-        first_1bi = tuple(
-            first_state(given.get(name), p_bti, self.width).to(p_bti.dtype).unsqueeze(0)
-            for name in self.parts
-        )
+        first_bi = [first_state(given.get(name), p_bti, self.width) for name in self.parts]
+        h_bti, last_bi = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd))
+        return self.project_out(h_bti), dict(zip(self.parts, last_bi, strict=True))
+
+    def run_over_time(
+        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run the network.
+
+        Args:
+            p_bti: Its input.
+            first_bi: The state before the first step, in fp32 or wider.
+            backend: Name of the layer's backend.
+
+        Returns:
+            Its output in the dtype of its input, and the state after the last step.
+        """
+        first_1bi = tuple(part.to(p_bti.dtype).unsqueeze(0) for part in first_bi)
         h_bti, last_1bi = self._run(p_bti, first_1bi)
         wide = wide_dtype(p_bti.dtype)
-        carried = {
-            name: part_1bi.squeeze(0).to(wide)
-            for name, part_1bi in zip(self.parts, last_1bi, strict=True)
-        }
-        return self.project_out(h_bti), carried
+        return h_bti, [part_1bi.squeeze(0).to(wide) for part_1bi in last_1bi]
 
     @uncompiled
     def _run(
@@ -130,6 +142,8 @@ class LSTM(TorchRNN):
     """c' = f c + i tanh(W_g x + U_g h), h' = o tanh(c'), [i; f; o] = sigmoid(W x + b + U h + c).
 
     Both biases of the forget gate start at 1 (vector-state specification 5.2). State: ``h``, ``c``.
+    Backend ``cuda`` runs the steps on the kernels of
+    :class:`~elman.models.cells.dense.cudalstm_layer.CudaLSTM`, ``torch`` on cuDNN.
     """
 
     cell = lstm.CELL
@@ -142,3 +156,25 @@ class LSTM(TorchRNN):
         for name in ("bias_ih_l0", "bias_hh_l0"):
             with torch.no_grad():
                 self.rnn.get_parameter(name)[self.width : 2 * self.width] = 1.0
+
+    def run_over_time(
+        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run the network; see :meth:`TorchRNN.run_over_time`."""
+        if backend == "torch":
+            return super().run_over_time(p_bti, first_bi, backend)
+        named = {name: self.rnn.get_parameter(name) for name, _ in self.rnn.named_parameters()}
+        weight_ki = _of_kernels(narrow(named["weight_ih_l0"]))
+        recurrent_ki = _of_kernels(narrow(named["weight_hh_l0"]))
+        bias_k = _of_kernels(named["bias_ih_l0"] + named["bias_hh_l0"])
+        gates_btk = biased_linear(p_bti, weight_ki, bias_k, backend=backend)
+        h_bti, last_bi = dense_recurrence(
+            "lstm", [gates_btk], [recurrent_ki], first_bi, backend=backend
+        )
+        return h_bti.to(p_bti.dtype), last_bi
+
+
+def _of_kernels(gates: Tensor) -> Tensor:
+    """Return the rows of PyTorch's gates, i, f, g, o, in the kernels' order f, i, o, g."""
+    i, f, g, o = gates.chunk(4)
+    return torch.cat([f, i, o, g])

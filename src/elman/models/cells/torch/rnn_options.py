@@ -11,8 +11,8 @@ OPTIONS = {
     **skeleton_options(convolution=False, normal=None),
     "network_dtype": Option(
         "fp16",
-        "what cuDNN computes in on a GPU where training computes in bf16; fp16 has its persistent "
-        "kernels, with gradients scaled into its range",
+        "what cuDNN computes in on a GPU where training computes in bf16 and kernels.backend is "
+        "torch; fp16 has its persistent kernels, with gradients scaled into its range",
         choices=("fp16", "bf16"),
     ),
 }
