@@ -51,6 +51,8 @@ MODULES = {
             "peer_speed",
             "padding",
             "convolution",
+            "peers",
+            "attention",
             "first_use",
         )
     },
