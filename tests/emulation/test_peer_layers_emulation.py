@@ -13,15 +13,20 @@ import torch
 from elman.config.compose import compose_config
 from elman.layers import E88, GatedDeltaNet, Llama, Mamba2
 from elman.models.cells.common import mixer
+from elman.models.cells.declaration import Cell
 from elman.models.cells.matrix_state import e88_layer
 from elman.models.language_model import LanguageModel
 from elman.ops.causal_conv import cuda as conv
+from elman.ops.column_sum import cuda as sums
+from elman.ops.dense.cuda import stepwise
 from elman.ops.rotary import cuda as rotary
 from elman.ops.silu_gate import cuda as silu
 from elman.parity.experiment import Run
 from elman.parity.proof import prove_runs
 from tests.emulation import (
+    dense_emulator,
     test_causal_conv_emulation,
+    test_column_sum_emulation,
     test_rotary_emulation,
     test_silu_gate_emulation,
 )
@@ -29,6 +34,11 @@ from tests.emulation.emulator import loaded
 from tests.models import package_stand_ins
 
 pytestmark = pytest.mark.compiler
+
+
+def chosen(cell: Cell, requested: str, device: str) -> str:
+    """Return the backend that is asked for by name; where only shapes count, a plain one."""
+    return cell.backends[0] if requested == "auto" else requested
 
 
 @pytest.fixture
@@ -39,6 +49,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         conv: test_causal_conv_emulation.emulate,
         rotary: test_rotary_emulation.emulate,
         silu: test_silu_gate_emulation.emulate,
+        sums: test_column_sum_emulation.emulate,
     }
     for module, emulate in emulations.items():
 
@@ -48,7 +59,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, "LAUNCH", launch)
     monkeypatch.setattr(conv, "MULTIPROCESSORS", lambda device: 2)
-    monkeypatch.setattr(mixer, "choose_backend", lambda cell, requested, device: requested)
+    monkeypatch.setattr(mixer, "choose_backend", chosen)
     monkeypatch.setattr(mixer, "norm_backend", lambda requested, device: "cuda")
     return names
 
@@ -61,6 +72,18 @@ def test_the_check_before_a_run_passes_a_transformer(ran, precision) -> None:
     for check in proof.checks:
         assert check.passed, (check.shape, check.worst)
     assert {"rotary_forward", "rotary_backward", "swiglu_forward", "swiglu_backward"} <= {*ran}
+
+
+@pytest.mark.parametrize("name", ["lstm", "slstm"])
+def test_the_check_before_a_run_passes_a_network_on_the_dense_engine(
+    ran, name: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(stepwise, "STARTER", dense_emulator.starter)
+    config = compose_config([f"model={name}"]).model
+    proof = prove_runs(config, [Run("cuda", "cpu", "bf16")], seed=42, quick=True)
+    for check in proof.checks:
+        assert check.passed, (check.shape, check.worst)
+    assert {"column_sum_parts", "column_sum_finish"} <= {*ran}
 
 
 def test_the_check_before_a_run_notices_a_wrong_angle(ran, monkeypatch) -> None:

@@ -264,3 +264,10 @@ def test_the_dense_engine_computes_pytorchs_lstm(backend: str) -> None:
         found.append([h_bti, *last_bi, *gradients])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_cudnn_can_compute_gradients_in_evaluation_too() -> None:
+    """It refuses to outside of training mode; the network has no dropout."""
+    for layer in (build(LSTM).eval(), build(GRU).eval()):
+        assert not layer.training
+        assert layer.rnn.training

@@ -60,6 +60,12 @@ class TorchRNN(Skeleton):
             else:
                 nn.init.zeros_(parameter)
 
+    def train(self, mode: bool = True) -> TorchRNN:
+        """Set the mode of all but the network, whose gradients cuDNN computes in training alone."""
+        super().train(mode)
+        self.rnn.train()  # it has no dropout
+        return self
+
     def cell_state(self) -> dict[str, Shape]:
         """Return the shapes of the network's parts."""
         return dict.fromkeys(self.parts, (self.width,))
