@@ -35,6 +35,11 @@ def test_the_committed_page_is_the_generated_one() -> None:
         )
 
 
+@pytest.mark.slow
+def test_the_states_counted_ahead_are_those_of_the_layers() -> None:
+    assert make_models.STATES.read_text(encoding="utf-8") == make_models.states()
+
+
 def test_every_model_is_on_the_page_and_links_to_its_cell() -> None:
     page = (DOCS / "models.md").read_text(encoding="utf-8")
     cells = re.findall(r"^## (\S+)$", (DOCS / "cells.md").read_text(encoding="utf-8"), re.M)

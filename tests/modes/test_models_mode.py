@@ -54,7 +54,7 @@ def shipped() -> dict[str, Listed]:
 def rows(output: str) -> dict[str, list[str]]:
     """Return the list's cells by name."""
     lines = [[cell.strip() for cell in line.split("│")] for line in output.splitlines()]
-    return {line[0]: line for line in lines if len(line) == 6}
+    return {line[0]: line for line in lines if len(line) == 8}
 
 
 def own_files(folder: Path, **texts: str) -> None:
@@ -80,9 +80,12 @@ def test_architectures_are_listed_with_what_their_files_say(
         "1920 x 20",
         "4 x 32",
         "98,838,400",
+        "16,384",
+        "-",
         "E75, 4 heads of 32 x 32: suite e75_100m of 2026-01-19 (seed 004).",
     ]
     assert found["e68"][1:5] == ["e68", "640 x 20", "-", "98,583,680"]
+    assert found["llama"][5:7] == ["0", "2,560"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,7 +136,7 @@ def test_the_filter_looks_at_name_cell_and_source(
     found = rows(output)
     assert some <= set(found)
     for row in found.values():
-        assert any(text.lower() in row[column].lower() for column in (0, 1, 5))
+        assert any(text.lower() in row[column].lower() for column in (0, 1, 7))
     assert f"{len(found)} models;" in output
 
 
@@ -173,11 +176,12 @@ def test_files_of_the_users_own_are_listed_counted_or_said_to_be_wrong(
         ("packaged", 3, "@package model"),
     ):
         params = f"{257 * 384 + depth * layer:,}"
-        assert found[name][1:] == ["e1", f"384 x {depth}", "-", params, source], name
+        sizes = [f"384 x {depth}", "-", params, "1,536", "-"]
+        assert found[name][1:] == ["e1", *sizes, source], name
     assert found["e1"][2] == "640 x 20"  # the shipped file is found first, as in any command
-    assert found["misspelled"][1:5] == ["-"] * 4
-    assert "model.expnsion: cell e1 does not read it" in found["misspelled"][5]
-    assert "broken.yaml, line 3: not valid YAML" in found["broken"][5]
+    assert found["misspelled"][1:7] == ["-"] * 6
+    assert "model.expnsion: cell e1 does not read it" in found["misspelled"][7]
+    assert "broken.yaml, line 3: not valid YAML" in found["broken"][7]
     status, explained, _ = elman_here("--config-dir", "it's mine", "mode=models", "model=plain")
     assert status == 0
     assert "My first." in explained.splitlines()

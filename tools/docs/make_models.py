@@ -1,4 +1,4 @@
-"""Writes docs/models.md: every shipped model, and the seeds' standard 100M table.
+"""Writes docs/models.md, every shipped model, and the sizes of their states beside the package.
 
 Run it after a change to a model's YAML or to a cell's size: ``python tools/docs/make_models.py``. A
 test compares the committed page with this script's output.
@@ -6,18 +6,22 @@ test compares the committed page with this script's output.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from elman.config.catalog import Listed, catalog
 from elman.config.model_files import model_files
+from elman.models.state_bytes import state_size
+from elman.models.state_sizes import FILE, counted_ahead, key_of
 from elman.report.markdown import code, table
 from elman.report.tables.models import HEADS, row_cells
 from elman.report.tables.standard import CITATION, TARGET, standard_rows
 from elman.report.tables.standard import HEADS as STANDARD_HEADS
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+ROOT = Path(__file__).parents[2]
+PAGE, STATES = ROOT / "docs" / "models.md", ROOT / "src" / "elman" / "models" / FILE
 INTRODUCTION = """\
 # Models
 
@@ -39,6 +43,10 @@ expansion is not the cell's own. `_legacy` marks the LayerNorm wrapper, which wa
 formulas. Building the model must give this number. Each YAML file says which published row its
 count is from; [counts_not_rebuilt.md](counts_not_rebuilt.md) lists the published counts that no
 model has.
+
+**State bytes** are what one layer carries from byte to byte, for one row, with the last inputs of
+its convolution. **Per byte** is what that grows by with every byte of context: only attention has
+such a state. Projections are in bf16, states proper in fp32.
 """
 STANDARD = f"""\
 ## The standard 100M table
@@ -53,7 +61,8 @@ to {TARGET:,}. `elman mode=solve solve.standard=true` prints this table.
 def row(listed: Listed) -> list[str]:
     """Return one model's line."""
     assert listed.config is not None, listed.problem
-    name, cell, *sizes, source = row_cells(listed, listed.config.expected_params)
+    state = counted_ahead(listed.config)
+    name, cell, *sizes, source = row_cells(listed, listed.config.expected_params, state)
     return [code(name), f"[{cell}](cells.md#{cell})", *sizes, source]
 
 
@@ -75,5 +84,14 @@ def _lists() -> Iterator[str]:
         yield from (table(HEADS, [row(one) for one in models if one.folder == folder]), "")
 
 
+def states() -> str:
+    """Return the file of the states' sizes; it builds a layer of every model."""
+    configs = {key_of(one.config): one.config for one in catalog() if one.config is not None}
+    found = {key: state_size(config) for key, config in configs.items()}
+    lines = [f'"{key}": {json.dumps(found[key])}' for key in sorted(found) if found[key]]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 if __name__ == "__main__":
+    STATES.write_text(states(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -187,6 +187,11 @@ class RunResult(Part):
         "train.chunk_size bytes; null if the layer does not say what its state is",
         "bytes",
     )
+    state_bytes_per_byte: Whole = number(
+        "what that state grows by with every byte of context: 0 but for attention; null if the "
+        "layer does not say what its state is",
+        "bytes",
+    )
     steps: Whole = number("optimizer steps whose update was applied")
     tokens: Whole = number(
         "predicted bytes in those steps, over all ranks; of a task: positions read", "bytes"

@@ -9,22 +9,22 @@ import torch
 from elman.models.build import build_model
 from elman.models.cells.common.mixer import Mixer
 from elman.models.state import STORED
+from elman.models.state_sizes import StateSize
 from elman.sections.model import ModelConfig
 
 _WIDE_BYTES = 4
+BF16_BYTES = 2
 
 
-def state_bytes(model: ModelConfig, positions: int, *, narrow_bytes: int) -> int | None:
-    """Return the bytes of the state of one layer for one row, from the shapes of its parts.
+def state_size(model: ModelConfig, *, narrow_bytes: int = BF16_BYTES) -> StateSize | None:
+    """Return how large the state of one layer is, for one row, from the shapes of its parts.
 
     Args:
         model: The model; one layer of it is built without storage.
-        positions: Length of a row. A state that grows with the row, as that of an attention, is
-            counted at its end; with ``model.context`` it holds one position less than that.
         narrow_bytes: Bytes of a number of the projections; states proper are fp32.
 
     Returns:
-        The bytes; None if the layer does not say what its state is.
+        Its size; None if the layer does not say what its state is.
     """
     config = model.model_copy(update={"depth": 1, "expected_params": None})
     with torch.random.fork_rng(devices=[]):
@@ -35,11 +35,15 @@ def state_bytes(model: ModelConfig, positions: int, *, narrow_bytes: int) -> int
         shapes = layer.state_shapes()
     except NotImplementedError:
         return None
+    fixed = per_byte = 0
+    for name, shape in shapes.items():
+        lengths = [length for length in shape if length is not None]
+        size = math.prod(lengths) * (narrow_bytes if name in STORED else _WIDE_BYTES)
+        if len(lengths) < len(shape):
+            per_byte += size
+        else:
+            fixed += size
     context = model.options.get("context", 0)
     assert isinstance(context, int)
-    grown = min(context - 1, positions) if context else positions  # the newest byte is no state
-    return sum(
-        math.prod(grown if length is None else length for length in shape)
-        * (narrow_bytes if name in STORED else _WIDE_BYTES)
-        for name, shape in shapes.items()
-    )
+    # The newest byte is no state.
+    return StateSize(fixed, per_byte, context - 1 if context else None)

@@ -10,6 +10,7 @@ from elman.base.exit_status import ExitStatus
 from elman.config.catalog import Listed, Place, catalog, first_line
 from elman.config.keys import named_keys
 from elman.config.model_files import count_sizes
+from elman.models.state_sizes import DEFINITION, StateSize, counted_ahead
 from elman.report.tables.models import models_table, print_explanation
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
@@ -29,7 +30,7 @@ def run(job: PreparedRun) -> ExitStatus:
     if "model" in named_keys(job.overrides):  # otherwise the composed model may be the default
         model = config.model
         source = first_line(model.name, places)
-        print_explanation(table_console(), model, source, _params(model))
+        print_explanation(table_console(), model, source, _params(model), _state(model))
         return ExitStatus.OK
     _print_list(places, config.models)
     return ExitStatus.OK
@@ -47,6 +48,7 @@ def _print_list(places: Sequence[Place], settings: ModelsConfig) -> None:
         )
     console = table_console()
     models_table([_counted(one) for one in chosen]).print(console)
+    say(console, DEFINITION)
     several = "" if len(chosen) == 1 else "s"
     say(console, f"{len(chosen)} model{several}; elman mode=models model=<name> explains one")
     if not every:
@@ -54,14 +56,14 @@ def _print_list(places: Sequence[Place], settings: ModelsConfig) -> None:
         say(console, f"elman mode=models models.sizes=true lists also {more}")
 
 
-def _counted(one: Listed) -> tuple[Listed, int | None]:
-    """Return a model with its parameters, or with what is wrong with it."""
+def _counted(one: Listed) -> tuple[Listed, int | None, StateSize | None]:
+    """Return a model with its parameters and state, or with what is wrong with it."""
     if one.config is None:
-        return one, None
+        return one, None, None
     try:
-        return one, _params(one.config)
+        return one, _params(one.config), _state(one.config)
     except UserError as error:
-        return Listed(one.name, one.source, None, str(error)), None
+        return Listed(one.name, one.source, None, str(error)), None, None
 
 
 def _params(model: ModelConfig) -> int:
@@ -71,3 +73,12 @@ def _params(model: ModelConfig) -> int:
     from elman.models.build import build_model
 
     return build_model(model, device="meta").num_params()
+
+
+def _state(model: ModelConfig) -> StateSize | None:
+    """Return the size of a layer's state, counted ahead for shipped models, or else count."""
+    if (size := counted_ahead(model)) is not None:
+        return size
+    from elman.models.state_bytes import state_size
+
+    return state_size(model)

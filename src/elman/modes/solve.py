@@ -29,6 +29,7 @@ from elman.models.counts import (
 )
 from elman.models.shape_search import RULE, Shaped, Shapes, search
 from elman.models.sizing import Sized, Solution, solve
+from elman.models.state_bytes import state_size
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.runs.prepared import PreparedRun
@@ -184,7 +185,12 @@ def _numbers(job: PreparedRun, target: Target, one: Sized | Shaped) -> dict[str,
     """Return the numbers of one model of the answer, by the keys of the result."""
     params = one.count if target is PARAMS else _params(one.config, job.config)
     numbers = {PARAMS.result: params, target.result: one.count}
-    return {"depth": one.config.depth} | numbers | {"error": one.error}
+    size = state_size(one.config)
+    state = {
+        "state_bytes": size and size.fixed,
+        "state_bytes_per_byte": size and size.per_byte,
+    }
+    return {"depth": one.config.depth} | numbers | {"error": one.error} | state
 
 
 def _shared(

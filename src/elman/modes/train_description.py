@@ -26,7 +26,7 @@ from elman.evaluation.result import (
 )
 from elman.models.backends import on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
-from elman.models.state_bytes import state_bytes
+from elman.models.state_bytes import BF16_BYTES, state_size
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
 from elman.training.long_rows import rows_note
@@ -164,11 +164,12 @@ def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: 
     result.reload_difference_bpb = trainer.reload_difference
     result.backend, result.graph = setup.backend, setup.graph
     result.precision = setup.precision
-    result.state_bytes = state_bytes(
-        setup.config.model,
-        setup.config.train.chunk_size,
-        narrow_bytes=2 if setup.precision == "bf16" else 4,
+    size = state_size(
+        setup.config.model, narrow_bytes=BF16_BYTES if setup.precision == "bf16" else 4
     )
+    if size is not None:
+        result.state_bytes = size.after(setup.config.train.chunk_size)
+        result.state_bytes_per_byte = size.per_byte
     result.parity, result.norm_parity = findings.parity, findings.norm_parity
     result.path, result.slow_path = setup.path, on_slow_path(setup.backend)
     result.matrix_precision = trainer.state.optimizer.matrix_precision

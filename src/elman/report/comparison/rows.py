@@ -246,7 +246,7 @@ def _question(row: Row) -> str:
 Records = Sequence[PublishedResult]
 NONE = "-"
 STEP_HEAD = "us a step"
-_FLOPS_HEAD = "FLOPs"
+_FLOPS_HEAD, _STATE_HEAD, _GROWTH_HEAD = "FLOPs", "state bytes", "per byte"
 STEP_DEFINITION = (
     "microseconds of training for one step of time of one layer: 1e6 * train.batch_size / "
     "(tok_s * model.depth), everything of a training step included; published: the forward pass "
@@ -342,9 +342,14 @@ class Column:
     numeric: bool = True
 
 
-def _params(row: Row, records: Records) -> str:
-    params = row.first(lambda result: result.params)
-    return f"{params:,}" if isinstance(params, int) else NONE
+def _count(of: Callable[[RunResult], object]) -> Callable[[Row, Records], str]:
+    """Return what fills a column with a whole number that is the same in every run."""
+
+    def cell(row: Row, records: Records) -> str:
+        count = row.first(of)
+        return f"{count:,}" if isinstance(count, int) else NONE
+
+    return cell
 
 
 def backend(row: Row) -> str:
@@ -415,7 +420,13 @@ COLUMNS = (
         lambda row, _: VAL_BPB.spread(row),
     ),
     Column("bpb", f"{BPB.definition}; mean over seeds", _measure(BPB)),
-    Column("params", DEFINITIONS["params"], _params),
+    Column("params", DEFINITIONS["params"], _count(lambda result: result.params)),
+    Column(_STATE_HEAD, DEFINITIONS["state_bytes"], _count(lambda result: result.state_bytes)),
+    Column(
+        _GROWTH_HEAD,
+        DEFINITIONS["state_bytes_per_byte"],
+        _count(lambda result: result.state_bytes_per_byte),
+    ),
     Column(
         "backend",
         "which implementation of the recurrence ran (kernels.backend); for a packaged baseline "
@@ -477,8 +488,8 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
     """Return the columns of a table that say something.
 
     Args:
-        rows: Its rows; jobs are left out if there are none, sets if there is one, and FLOPs if
-            they are nobody's budget.
+        rows: Its rows; jobs are left out if there are none, sets if there is one, FLOPs if they
+            are nobody's budget, states if none is known, and what they grow by if none grows.
         records: The published records beside them; a step's time is left out if none states it.
     """
     hidden = set()
@@ -491,6 +502,10 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
     limited = {kind.key for row in rows if row.counted for kind in budget_kinds(row.counted[0])}
     if FLOPS.key not in limited:
         hidden.add(_FLOPS_HEAD)
+    if not any(row.first(lambda result: result.state_bytes) for row in rows):
+        hidden.add(_STATE_HEAD)
+    if not any(row.first(lambda result: result.state_bytes_per_byte or None) for row in rows):
+        hidden.add(_GROWTH_HEAD)
     return [column for column in COLUMNS if column.head not in hidden]
 
 

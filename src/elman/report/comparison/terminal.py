@@ -24,7 +24,7 @@ from elman.sweeps.row import SweepRow
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
     *("published", "backend", MEMORY_UNIT.name, "bpb", "min"),
-    *("seeds", "steps", "params"),
+    *("per byte", "state bytes", "seeds", "steps", "params"),
 )
 _SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s")
 

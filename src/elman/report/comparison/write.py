@@ -73,6 +73,8 @@ CSV_COLUMNS = {
     "status": "how it ended",
     "reason": "of a run: why it did not end well",
     "params": DEFINITIONS["params"],
+    "state_bytes": DEFINITIONS["state_bytes"],
+    "state_bytes_per_byte": DEFINITIONS["state_bytes_per_byte"],
     "backend": "which implementation ran",
     "contended": "of a run: whether other work used its GPU, or much of its CPUs; empty if unknown",
     "jobs_per_gpu": f"of a run: {DEFINITIONS['jobs_per_gpu']}",
@@ -131,6 +133,8 @@ def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
         "runs": len(row.runs),
         "status": row.status,
         "params": row.first(lambda result: result.params),
+        "state_bytes": row.first(lambda result: result.state_bytes),
+        "state_bytes_per_byte": row.first(lambda result: result.state_bytes_per_byte),
         "backend": None if backend(row) == NONE else backend(row),
         "published": published_words(record) if record else None,
     }
@@ -161,7 +165,10 @@ def _run(row: Row, run: Run) -> dict[str, Any]:
     }
     if (result := run.result) is None:
         return line
-    names = ("params", "backend", "contended", "jobs_per_gpu", "slow_path", "graph")
+    names = (
+        *("params", "state_bytes", "state_bytes_per_byte", "backend", "contended"),
+        *("jobs_per_gpu", "slow_path", "graph"),
+    )
     line |= {name: getattr(result, name) for name in (*names, "metrics_version", "loss_steps")}
     line["step_us"] = step_us(run)
     line["accuracy"] = result.accuracy

@@ -13,11 +13,13 @@ from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.catalog import Listed
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
+from elman.models.state_sizes import STATE_HEADS, StateSize
 from elman.published import Figures, PublishedResult, published_for
 from elman.report.tables.option_words import as_typed, read_when, values_of
 from elman.sections.model import ModelConfig
 
-HEADS = ("model", "cell", "dim x depth", "heads x state", "parameters", "source")
+_SIZES = ("dim x depth", "heads x state", "parameters", *STATE_HEADS)
+HEADS = ("model", "cell", *_SIZES, "source")
 FIGURES = ("loss", "tok/s", "steps", "memory")
 _WRAPPERS = {
     "rms": "RMSNorm before each mixer, residual stream in fp32",
@@ -25,14 +27,15 @@ _WRAPPERS = {
 }
 
 
-def row_cells(listed: Listed, params: int | None) -> list[str]:
+def row_cells(listed: Listed, params: int | None, state: StateSize | None) -> list[str]:
     """Return one model as text, under ``HEADS``."""
     model = listed.config
     if model is None:
-        return [listed.name, "-", "-", "-", "-", listed.problem]
+        return [listed.name, *"-" * (len(HEADS) - 2), listed.problem]
     size = f"{model.dim} x {model.depth}"
     count = "-" if params is None else f"{params:,}"
-    return [listed.name, model.cell, size, heads_and_state(model), count, listed.source]
+    sizes = (size, heads_and_state(model), count, *(state.cells() if state else ("-", "-")))
+    return [listed.name, model.cell, *sizes, listed.source]
 
 
 def heads_and_state(model: ModelConfig) -> str:
@@ -47,18 +50,20 @@ def heads_and_state(model: ModelConfig) -> str:
     return f"{heads} x {options['n_state']}"
 
 
-def models_table(rows: Sequence[tuple[Listed, int | None]]) -> TerminalTable:
-    """Return one line for each model, with its number of parameters if it is known."""
-    spare = ("source", "heads x state", "cell", "dim x depth")
+def models_table(rows: Sequence[tuple[Listed, int | None, StateSize | None]]) -> TerminalTable:
+    """Return one line for each model, with its parameters and state if they are known."""
+    spare = ("source", "per byte", "heads x state", "state bytes", "cell", "dim x depth")
     # A list of hundreds is read line by line, so the source needs most of a line.
-    headings = [*names("model", "cell"), *numbers(*HEADS[2:5]), text("source", least=50)]
+    headings = [*names("model", "cell"), *numbers(*_SIZES), text("source", least=50)]
     table = TerminalTable(headings, spare)
-    for listed, params in rows:
-        table.add(*row_cells(listed, params))
+    for row in rows:
+        table.add(*row_cells(*row))
     return table
 
 
-def print_explanation(console: Console, model: ModelConfig, source: str, params: int) -> None:
+def print_explanation(
+    console: Console, model: ModelConfig, source: str, params: int, state: StateSize | None
+) -> None:
     """Print everything that is known of one model: cell, options, published figures.
 
     Args:
@@ -66,12 +71,13 @@ def print_explanation(console: Console, model: ModelConfig, source: str, params:
         model: The model, as the command's overrides leave it.
         source: First line of its YAML.
         params: Its number of parameters.
+        state: Size of a layer's state, if it is known.
     """
     cell = registry.cell(model.cell)
     console.print(Text(model.name, style="bold"))
     if source:
         console.print(Text(source))
-    console.print(Padding(_facts(model, cell, params), (1, 0), expand=False))
+    console.print(Padding(_facts(model, cell, params, state), (1, 0), expand=False))
     _options(cell, model).print(console)
     records = published_for(model.name)
     title = f"Published for {model.name} as its file has it" if records else "Nothing published"
@@ -85,7 +91,7 @@ def print_explanation(console: Console, model: ModelConfig, source: str, params:
         console.print(Text("Losses of different suites cannot be compared."))
 
 
-def _facts(model: ModelConfig, cell: Cell, params: int) -> Table:
+def _facts(model: ModelConfig, cell: Cell, params: int, state: StateSize | None) -> Table:
     table = Table.grid(padding=(0, 2))
     facts = {
         "cell": f"{cell.name}, engine {cell.engine}: {cell.source}",
@@ -94,11 +100,22 @@ def _facts(model: ModelConfig, cell: Cell, params: int) -> Table:
         "size": f"dim {model.dim}, depth {model.depth}, {params:,} parameters",
         "backends": ", ".join(cell.backends),
     }
+    if state is not None:
+        facts["state"] = state_words(state)
     if cell.package is not None:
         facts["package"] = f"{cell.package}, for a GPU"
     for name, fact in facts.items():
         table.add_row(Text(name, style="bold"), Text(fact))
     return table
+
+
+def state_words(state: StateSize) -> str:
+    """Return the size of a layer's state in words."""
+    if not state.per_byte:
+        return f"{state.fixed:,} bytes a layer and row"
+    most = "" if state.most is None else f", up to {state.most:,}"
+    grows = f"{state.per_byte:,} bytes a layer and row for every byte of context{most}"
+    return f"{state.fixed:,} bytes and {grows}" if state.fixed else grows
 
 
 def _options(cell: Cell, model: ModelConfig) -> TerminalTable:

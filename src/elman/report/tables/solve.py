@@ -12,6 +12,7 @@ from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import GPU_MEMORY
 from elman.config.run_config import RunConfig
+from elman.models.state_sizes import DEFINITION, STATE_HEADS, StateSize
 from elman.sections.solve import PARAMS, TARGETS, Target
 from elman.sweeps.row import SweepRow
 
@@ -24,13 +25,17 @@ _HEADS = (
     "depth",
     PARAMS.unit,
     "off",
+    *STATE_HEADS,
     "smaller",
     "larger",
     "memory",
     "batch",
 )
 # The answer, its count and how it ended stay.
-_SPARE = ("batch", "larger", "smaller", "depth", "memory", "wanted", "off")
+_SPARE = (
+    *("per byte", "batch", "larger", "smaller", "depth"),
+    *("state bytes", "memory", "wanted", "off"),
+)
 
 
 def print_solution(result: Result, console: Console) -> None:
@@ -43,7 +48,7 @@ def print_solution(result: Result, console: Console) -> None:
     say(console, f"{result['model']}: {request}")
     if result["status"] != "ok":
         say(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
-    table = TerminalTable(numbers("", over, *_units(target), "off"))
+    table = TerminalTable(numbers("", over, *_units(target), "off", *STATE_HEADS))
     for name, mark in (("below", ""), ("nearest", ">"), ("above", "")):
         if sized := result[name]:
             style = "bold" if mark else ""
@@ -61,7 +66,7 @@ def print_shapes(result: Result, console: Console) -> None:
     say(console, f"{result['model']}: {words} for {target.text(result['target'])}")
     if result["status"] != "ok":
         say(console, f"not reached with these values of {words}: the nearest are")
-    table = TerminalTable(numbers("", *over, *_units(target), "off"))
+    table = TerminalTable(numbers("", *over, *_units(target), "off", *STATE_HEADS))
     for place, one in enumerate(result["best"]):
         style, mark = ("", "") if place else ("bold", ">")
         sizes = [str(one["sizes"][size]) for size in over]
@@ -72,7 +77,8 @@ def print_shapes(result: Result, console: Console) -> None:
 
 
 def _print_training(result: Result, console: Console) -> None:
-    """Print the memory of a training step of the answer, and the command."""
+    """Print what the state counts, the memory of a training step of the answer, and the command."""
+    say(console, DEFINITION)
     batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
     say(console, f"memory of a training step: {_memory(result)} at {batch}{_each(result)}")
     if result["gpu_gb"] is not None:
@@ -150,9 +156,11 @@ def _units(target: Target) -> list[str]:
 
 
 def _numbers(target: Target, sized: Result) -> list[str]:
-    """Return the cells of one model: its numbers, and how far it is from the target."""
+    """Return the cells of one model: its numbers, how far it is from the target, its state."""
     counts = [f"{sized[column.result]:,.0f}" for column in _columns(target)]
-    return [*counts, f"{sized['error']:+.2%}"]
+    fixed, per_byte = sized["state_bytes"], sized["state_bytes_per_byte"]
+    state = ("-", "-") if fixed is None else StateSize(fixed, per_byte).cells()
+    return [*counts, f"{sized['error']:+.2%}", *state]
 
 
 def _wanted(result: Result) -> str:
