@@ -37,8 +37,21 @@ def test_a_probe_writes_its_numbers_with_their_definitions_and_a_page(
     page = (run.parent / "probe" / "probe.html").read_text()
     for definition in DEFINITIONS.values():
         assert definition[:40].replace("'", "&#39;") in page
-    assert "probe-loss-by-context" in page
+    assert 'id="probe-excess"' in page
     assert "useful length" in said
+
+
+def test_a_paper_has_every_figure_and_the_table(run: Path, elman: Elman) -> None:
+    arguments = ("probe.checkpoint=run", "hydra.run.dir=probe", "probe.paper=true")
+    status, said = elman(*SMALL, *arguments, "probe.parts=[loss,state]")
+    assert status == ExitStatus.OK, said
+    paper = run.parent / "probe" / "paper"
+    names = {path.name for path in paper.iterdir()}
+    assert {"table.tex", "figures.tex", "probe-excess.pdf", "probe-norm-0.svg"} <= names
+    document = (paper / "figures.tex").read_text()
+    for figure in names - {"table.tex", "figures.tex"}:
+        assert figure.removesuffix(".svg").removesuffix(".pdf") in document
+    assert "useful length" in (paper / "table.tex").read_text()
 
 
 def test_a_sweep_over_runs_has_one_page_of_all(run: Path, elman: Elman) -> None:

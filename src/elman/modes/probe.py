@@ -75,7 +75,7 @@ def run(job: PreparedRun) -> ExitStatus:
             kept.forget()
         except OSError as error:
             failure = error
-    written = print_and_write(console, views_of([tree]), folder)
+    written = print_and_write(console, views_of([tree]), folder, paper=settings.paper)
     say(console, f"everything about it: {shortest(folder)}")
     if failure is not None:
         say_unwritten(folder / run_files.PROBE, failure)

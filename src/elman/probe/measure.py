@@ -23,7 +23,7 @@ class Subject:
     Args:
         reader: The model.
         text: What it reads.
-        seed: Seed of random keys, values and changes.
+        seed: Seed of random keys and values.
     """
 
     reader: Reader

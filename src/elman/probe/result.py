@@ -230,7 +230,7 @@ class ProbeResult(Part):
         "bytes",
     )
     text: str = fact("the text that was read")
-    seed: Whole = fact("seed of random keys, values and changes")
+    seed: Whole = fact("seed of random keys and values")
     loss: Loss | None = fact("loss by position; null where it was not measured")
     memory: Memory | None = fact("memory by intervention")
     recall: Recall | None = fact("recall by distance")

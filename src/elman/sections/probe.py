@@ -30,7 +30,8 @@ class ProbeConfig(Section):
         window: Bytes that an attention attends to; null is its own context, or its trained length
             if that has no end.
         parts: What is measured.
-        seed: Seed of the random keys, values and changes.
+        seed: Seed of the random keys and values.
+        paper: Also write the figures as SVG and PDF, and the table as LaTeX.
         device: As ``train.device``.
     """
 
@@ -43,6 +44,7 @@ class ProbeConfig(Section):
     window: Annotated[int, rounded, Field(ge=2)] | None = None
     parts: Annotated[list[ProbePart], _one_or_more] = Field(default_factory=lambda: [*PARTS])
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
+    paper: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @model_validator(mode="after")

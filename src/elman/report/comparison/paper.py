@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.whole_file import put_bytes
 from elman.report.comparison.blocks import Head, Latex, Line, Table, latex, latex_table
-from elman.report.comparison.ink import CREATOR, figure_bytes
+from elman.report.comparison.ink import CREATOR, Drawing, figure_bytes
 from elman.report.comparison.plots import GRID, page_pictures
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import (
@@ -38,16 +39,25 @@ Files = dict[str, bytes]
 
 def paper_files(report: Report) -> Files:
     """Return the files of a report's paper: its figures, its table, and a document of all."""
-    files = {TABLE: table_text(report).encode()}
-    pictures, captions = page_pictures(report), {}
+    pictures = page_pictures(report)
     drawings = []
     if pictures.grid is not None:
-        captions[pictures.grid.name] = f"{TITLE}. {GRID} {METHOD}"
-        drawings.append(pictures.grid)
-    for plot in pictures.all:
-        captions[plot.picture.name] = f"{plot.title}. {plot.caption}"
-        drawings.append(plot.figure)
-    for drawing in drawings:
+        drawings.append((pictures.grid, f"{TITLE}. {GRID} {METHOD}"))
+    drawings += [(plot.figure, f"{plot.title}. {plot.caption}") for plot in pictures.all]
+    return files_of(table_text(report), drawings)
+
+
+def files_of(table_tex: str, drawings: Sequence[tuple[Drawing, str]]) -> Files:
+    """Return the files of a paper: its figures, its table, and a document of all.
+
+    Args:
+        table_tex: The table as LaTeX, without its head.
+        drawings: The figures, each with its caption as plain text.
+    """
+    needs = "".join(f"%   {line}\n" for line in NEEDS)
+    files = {TABLE: f"{_MARK}% The preamble needs:\n{needs}{table_tex}".encode()}
+    captions = {drawing.name: caption for drawing, caption in drawings}
+    for drawing, _ in drawings:
         for kind, content in figure_bytes(drawing).items():
             files[f"{drawing.name}.{kind}"] = content
     files[DOCUMENT] = document_text(captions).encode()
@@ -105,9 +115,7 @@ def table_text(report: Report) -> str:
     numbers = ("params", "n", *(head for head, _ in _MEASURES))
     heads = [Head("model"), *(Head(name, number=True) for name in numbers), Head("status")]
     lines = [Line(_cells(row)) for row in report.rows]
-    needs = "".join(f"%   {line}\n" for line in NEEDS)
-    shown = latex_table(Table(heads, lines), caption.strip(), "tab:runs")
-    return f"{_MARK}% The preamble needs:\n{needs}{shown}"
+    return latex_table(Table(heads, lines), caption.strip(), "tab:runs")
 
 
 def _cells(row: Row) -> list[str]:

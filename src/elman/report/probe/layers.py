@@ -46,7 +46,8 @@ def half_life_plots(view: View) -> list[Plot]:
         lines += [(f"layer {layer}", size(at), number(value, ".3g")) for at, value in pairs]
         half_life = number(memory.half_lives[layer], ",.1f")
         lines.append((f"layer {layer}", "half-life", half_life))
-    names = (f"memory-{view.row}", view.name, "distance, bytes", "change of the state")
+    title = f"Change of the state: {view.name}"
+    names = (f"memory-{view.row}", title, "distance, bytes", "change of the state")
     caption = sentence(DEFINITIONS["memory.layers"])
     return [log_plot(names, curves, caption, table(("layer", "distance", "change"), lines))]
 

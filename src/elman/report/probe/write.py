@@ -11,8 +11,8 @@ from elman.base.consoles import say, table_console
 from elman.base.disk import say_unwritten
 from elman.base.whole_file import put_text
 from elman.config.run_config import RunConfig
-from elman.report.comparison.blocks import terminal_table
-from elman.report.probe.page import page_text, summary
+from elman.report.comparison.blocks import Line, Table, latex_table, terminal_table
+from elman.report.probe.page import INTERVAL, page_text, plots_of, summary
 from elman.report.probe.views import View, views_of
 from elman.report.tables.sweep import print_sweep
 from elman.sweeps.row import SweepRow
@@ -20,8 +20,19 @@ from elman.sweeps.row import SweepRow
 PAGE = "probe.html"
 
 
-def print_and_write(console: Console, views: Sequence[View], folder: Path) -> bool:
-    """Print the summary of some probes and write their page; return whether it was written."""
+_OF_TABLE = 9
+"""Columns of the summary that a page of paper has room for."""
+
+
+def print_and_write(console: Console, views: Sequence[View], folder: Path, *, paper: bool) -> bool:
+    """Print the summary of some probes and write their page; return whether it was written.
+
+    Args:
+        console: Where it is printed.
+        views: The probed runs.
+        folder: Where the page goes.
+        paper: Whether the figures and the table of a paper are written, too.
+    """
     terminal_table(summary(views)).print(console)
     for view in views:
         for part, problem in view.result.problems.items():
@@ -32,7 +43,24 @@ def print_and_write(console: Console, views: Sequence[View], folder: Path) -> bo
         say_unwritten(folder / PAGE, error)
         return False
     say(console, f"page: {folder / PAGE}")
+    if paper:
+        say(console, f"paper: {_written_paper(views, folder)} (figures, and a document of all)")
     return True
+
+
+def _written_paper(views: Sequence[View], folder: Path) -> Path:
+    """Write the figures and the table; return their folder."""
+    from elman.report.comparison.paper import files_of, write_paper
+
+    whole = summary(views)
+    heads = whole.heads[:_OF_TABLE]
+    lines = [Line(line.cells[:_OF_TABLE]) for line in whole.lines]
+    meanings = " ".join(f"{head.name}: {head.definition}." for head in heads if head.definition)
+    table = latex_table(Table(heads, lines), f"{meanings} {INTERVAL}", "tab:probes")
+    plots = list(plots_of(views))
+    return write_paper(
+        files_of(table, [(one.figure, f"{one.title}. {one.caption}") for one in plots]), folder
+    )
 
 
 def print_probe_sweep(
@@ -43,4 +71,5 @@ def print_probe_sweep(
     if failed := [row for row in rows if row.result is None]:
         print_sweep(failed, configs, None)
     if views := views_of([row.result for row in rows if row.result is not None]):
-        print_and_write(table_console(), views, folder)
+        paper = any(config.probe and config.probe.paper for config in configs)
+        print_and_write(table_console(), views, folder, paper=paper)
