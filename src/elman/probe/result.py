@@ -91,7 +91,7 @@ class Memory(Part):
     kl: Estimates = number(
         "Kullback-Leibler divergence, in bits, from the predictions of the text to those of the "
         "same text in which 16 bytes are those of another document; the mean over the predictions "
-        "from behind the distance before up to this distance, at 4 places of each document",
+        "between the previous distance and this one, at 4 places of each document",
         "bits",
         Estimates(),
     )
@@ -102,9 +102,9 @@ class Memory(Part):
         default=[],
     )
     half_lives: list[Number] = number(
-        "of each layer: the distance at which that is half of what it was at distance 0, between "
-        "two distances as if it decayed exponentially; null if it is more to the end. A state that "
-        "decays by d at every step has log 0.5 / log d",
+        "of each layer: the distance at which the change of its state (layers) is half of that at "
+        "distance 0, with exponential decay between two measured distances; null if it is more up "
+        "to the last one. A state that decays by d at every step has log 0.5 / log d",
         "bytes",
         [],
     )
