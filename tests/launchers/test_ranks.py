@@ -5,11 +5,8 @@ The ranks are stubs (``stubs/stub_ranks``): here only their processes matter.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from elman.devices import locks, nvml
+from elman.devices import locks
 from elman.devices.environment import describe_environment
 from elman.devices.locks import GpuLock
 from elman.launchers.outcome import telling
+from tests.stubs.commands import Commands
 from tests.waiting import eventually, gone
 
 STUBS = Path(__file__).parents[1] / "stubs" / "stub_ranks"
@@ -30,47 +28,18 @@ STUBS = Path(__file__).parents[1] / "stubs" / "stub_ranks"
 RANK_1_NO_MEMORY, RANK_1_KILLED, UNTIL_SIGNAL, STUBBORN = 9012, 9013, 9004, 9005
 
 
-class Box:
+class Box(Commands):
     """A machine with four pretend GPUs, and commands on it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, []
-        (folder / "notes").mkdir()
-        (folder / "gpus.json").write_text(json.dumps([{"uuid": f"GPU-{n}"} for n in range(4)]))
-        self.environment = os.environ | {
-            nvml.PRETENDED: str(folder / "gpus.json"),
-            locks.FOLDER: str(folder / "locks"),
-            "PYTHONPATH": str(STUBS),
-            "STUB_NOTES": str(folder / "notes"),
-            "STUB_GRACE": "0.2",
-            "COLUMNS": "160",
-            "TMPDIR": str(folder),
-        }
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command."""
-        started = subprocess.Popen(
-            [sys.executable, "-m", "elman", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.started.append(started)
-        return started
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Return the exit status of a command, and what it printed."""
-        started = self.start(*arguments)
-        output, _ = started.communicate(timeout=120)
-        return started.returncode, output
+        own = {"PYTHONPATH": str(STUBS), "STUB_GRACE": "0.2", "COLUMNS": "160"}
+        gpus = [f"GPU-{number}" for number in range(4)]
+        super().__init__(folder, os.environ | own | {"TMPDIR": str(folder)}, gpus)
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         """Return what the ranks have noted of one kind, in the order of their numbers."""
-        texts = [path.read_text() for path in (self.folder / "notes").iterdir()]
-        found = [json.loads(line) for text in texts for line in text.splitlines()]
-        return sorted((n for n in found if n["what"] == what), key=lambda note: note["RANK"])
+        found = [note for note in self.lines() if note["what"] == what]
+        return sorted(found, key=lambda note: note["RANK"])
 
     def wait_for(self, what: str, number: int) -> list[dict[str, Any]]:
         """Return the notes of one kind once there are so many."""
@@ -79,11 +48,6 @@ class Box:
             assert time.monotonic() < deadline, "the ranks did not come so far"
             time.sleep(0.05)
         return found
-
-    def sweep(self) -> list[dict[str, Any]]:
-        """Return the jobs of the one sweep."""
-        (path,) = self.folder.rglob("sweep.json")
-        return list(json.loads(path.read_text())["jobs"])
 
 
 @pytest.fixture
@@ -98,8 +62,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     for note in made.notes("start"):
         with suppress(ProcessLookupError):
             os.kill(note["pid"], signal.SIGKILL)
-    for started in made.started:
-        started.communicate()
+    made.end()
 
 
 def test_one_command_becomes_a_rank_for_each_gpu(box: Box) -> None:
@@ -199,8 +162,8 @@ def test_a_sweep_runs_as_many_jobs_as_there_are_groups(box: Box) -> None:
     status, output = box.run("-m", "train.seed=1,2,3", "train.steps=5", "launcher.gpus_per_job=2")
     assert status == 0, output
     assert "2 for each job, 2 at a time" in output
-    assert [job["status"] for job in box.sweep()] == ["ok"] * 3
-    assert sorted(job["place"] for job in box.sweep())[0::2] == ["GPUs 0,1", "GPUs 2,3"]
+    assert [job["status"] for job in box.record()["jobs"]] == ["ok"] * 3
+    assert sorted(job["place"] for job in box.record()["jobs"])[0::2] == ["GPUs 0,1", "GPUs 2,3"]
     starts, over = box.notes("start"), {note["pid"]: note["time"] for note in box.notes("end")}
     assert len(starts) == 6
     for note in starts:
@@ -216,7 +179,7 @@ def test_the_status_of_a_job_is_that_of_the_rank_that_failed(box: Box) -> None:
     wanted = f"train.steps={RANK_1_NO_MEMORY},{RANK_1_KILLED}"
     status, output = box.run("-m", wanted, "launcher.gpus_per_job=2")
     assert status == 1
-    jobs = box.sweep()
+    jobs = box.record()["jobs"]
     assert [job["status"] for job in jobs] == ["oom", "killed (SIGKILL)"]
     assert jobs[0]["reason"] == f"rank 1 on {_second_gpu(jobs[0])}: oom: no memory here"
     assert jobs[1]["reason"].endswith("was killed (SIGKILL); the other ranks were ended")

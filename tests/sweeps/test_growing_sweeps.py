@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elman.base.exit_status import ExitStatus
-from elman.devices import locks, nvml
+from tests.stubs.commands import Commands
 from tests.waiting import eventually, gone
 
 SCRIPT = Path(__file__).parents[1] / "stubs" / "growing_sweep.py"
@@ -22,51 +19,14 @@ SCRIPT = Path(__file__).parents[1] / "stubs" / "growing_sweep.py"
 WAITS = 908
 
 
-class Growing:
+class Growing(Commands):
     """A folder with two pretend GPUs, and sweeps in it that grow to four jobs and then to five."""
 
+    before = (str(SCRIPT), "-m")
+
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.started = folder, []
-        (folder / "notes").mkdir()
-        (folder / "gpus.json").write_text(json.dumps([{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
-        self.environment = environment | {
-            nvml.PRETENDED: str(folder / "gpus.json"),
-            locks.FOLDER: str(folder / "locks"),
-            "STUB_NOTES": str(folder / "notes"),
-            "STUB_ASKS": str(folder / "asks.jsonl"),
-            "STUB_JOBS": "4",
-        }
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a sweep."""
-        started = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "-m", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.started.append(started)
-        return started
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Run a sweep to its end; return its exit status and what it printed."""
-        started = self.start(*arguments)
-        output, _ = started.communicate(timeout=180)
-        return started.returncode, output
-
-    @property
-    def sweep(self) -> Path:
-        """The one sweep's folder."""
-        (found,) = self.folder.glob("outputs/*/*_sweep")
-        return found
-
-    def record(self) -> dict[str, Any]:
-        """Return sweep.json."""
-        content = json.loads((self.sweep / "sweep.json").read_text())
-        assert isinstance(content, dict)
-        return content
+        super().__init__(folder, environment, ["GPU-a", "GPU-b"])
+        self.environment |= {"STUB_ASKS": str(folder / "asks.jsonl"), "STUB_JOBS": "4"}
 
     def asks(self) -> list[dict[str, int]]:
         """Return every question, with how many jobs came, and how many waited and ran then."""
@@ -90,9 +50,7 @@ def growing(tmp_path: Path, stub_environment: dict[str, str]) -> Iterator[Growin
     """Return a folder whose sweeps do not outlive the test."""
     made = Growing(tmp_path, stub_environment)
     yield made
-    for started in made.started:
-        started.kill()
-        started.communicate()
+    made.end()
 
 
 @pytest.mark.parametrize("launcher", ["local", "gpus"])

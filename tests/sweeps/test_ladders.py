@@ -38,9 +38,7 @@ def sweeps(tmp_path: Path, stub_environment: dict[str, str]) -> Iterator[Sweeps]
     made = Sweeps(tmp_path, stub_environment)
     made.environment["STUB_SCORES"] = json.dumps(SCORES)
     yield made
-    for started in made.started:
-        started.kill()
-        started.communicate()
+    made.end()
 
 
 def check_complete(sweeps: Sweeps, sizes: tuple[str, ...] = SIZES) -> Tuned:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.request import NoLog
 from elman.runs import state as job_state
+from tests.stubs.commands import Commands
 from tests.waiting import eventually, gone
 
 # Of the stub modes: train.steps of a job that waits for a signal to save, and ends well when it is
@@ -39,60 +39,23 @@ from tests.waiting import eventually, gone
 WAITS, STUBBORN = 908, 907
 
 
-class Machine:
+class Machine(Commands):
     """A folder with four pretend GPUs and sweeps, each of which may use the first one."""
 
+    before = ("-m", "elman", "-m")
+
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.started = folder, []
-        (folder / "notes").mkdir()
-        gpus = [{"uuid": f"GPU-{letter}"} for letter in "abcd"]
-        (folder / "gpus.json").write_text(json.dumps(gpus))
-        self.environment = environment | {
-            nvml.PRETENDED: str(folder / "gpus.json"),
-            locks.FOLDER: str(folder / "locks"),
-            "STUB_NOTES": str(folder / "notes"),
-            "CUDA_VISIBLE_DEVICES": "0",
-        }
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start ``elman -m`` with arguments; by default it may use one GPU."""
-        started = subprocess.Popen(
-            [sys.executable, "-m", "elman", "-m", *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.started.append(started)
-        return started
-
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        """Run a sweep to its end; return its exit status and what it printed."""
-        started = self.start(*arguments, **environment)
-        output, _ = started.communicate(timeout=120)
-        return started.returncode, output
-
-    def notes(self) -> list[dict[str, Any]]:
-        """Return what the jobs have noted, in order."""
-        texts = [path.read_text() for path in (self.folder / "notes").glob("*.jsonl")]
-        return [json.loads(line) for text in texts for line in text.splitlines()]
-
-    def sweep(self) -> Path:
-        """Return the one sweep's folder."""
-        (sweep,) = (self.folder / "outputs").glob("*/*_sweep")
-        return sweep
+        super().__init__(folder, environment, [f"GPU-{letter}" for letter in "abcd"])
+        self.environment["CUDA_VISIBLE_DEVICES"] = "0"
 
     def statuses(self) -> list[str]:
         """Return how the jobs ended, by sweep.json."""
-        return [
-            job["status"] for job in json.loads((self.sweep() / "sweep.json").read_text())["jobs"]
-        ]
+        return [job["status"] for job in self.record()["jobs"]]
 
     def waiting_job(self) -> int:
         """Return the process of the job that waits, once one does."""
         eventually(lambda: bool(list(self.folder.rglob("waiting"))))
-        return int(self.notes()[-1]["pid"])
+        return int(self.lines()[-1]["pid"])
 
 
 @pytest.fixture
@@ -103,9 +66,7 @@ def machine(
     monkeypatch.setenv(locks.FOLDER, str(tmp_path / "locks"))
     made = Machine(tmp_path, stub_environment)
     yield made
-    for started in made.started:
-        started.kill()
-        started.communicate()
+    made.end()
 
 
 def gpu_is_free() -> bool:
@@ -135,18 +96,18 @@ def test_after_a_kill_the_sweep_is_taken_up_where_it_was(machine: Machine, kille
         assert machine.statuses() == ["ok", "killed (SIGKILL)", "ok"]
         assert "[2/3] killed (SIGKILL) after " in output
     eventually(gpu_is_free)
-    done = {path: path.stat().st_mtime_ns for path in machine.sweep().glob("*/result.json")}
-    before = len(machine.notes())
-    status, again = machine.run(f"sweep.resume={machine.sweep()}")
+    done = {path: path.stat().st_mtime_ns for path in machine.sweep.glob("*/result.json")}
+    before = len(machine.lines())
+    status, again = machine.run(f"sweep.resume={machine.sweep}")
     assert (status, machine.statuses()) == (0, ["ok"] * total), again
     well = 2 if killed == "the job" else 1
     assert f"{well} of {total} jobs are ok already" in again.splitlines()
     assert f"[2/{total}] train.steps={WAITS}" in again.splitlines()
-    (result,) = machine.sweep().glob("02_*/result.json")
+    (result,) = machine.sweep.glob("02_*/result.json")
     assert json.loads(result.read_text())["resumed"]
     untouched = [path for path, time_ns in done.items() if path.stat().st_mtime_ns == time_ns]
     assert len(untouched) == well
-    starts = [note for note in machine.notes()[before:] if note["what"] == "start"]
+    starts = [note for note in machine.lines()[before:] if note["what"] == "start"]
     assert len(starts) == total - well
 
 
@@ -179,7 +140,7 @@ def test_jobs_run_only_where_they_may(
 ) -> None:
     status, output = machine.run("train.steps=3,4", *settings, CUDA_VISIBLE_DEVICES=visible)
     assert status == 0, output
-    assert {note["CUDA_VISIBLE_DEVICES"] for note in machine.notes()} == {used}
+    assert {note["CUDA_VISIBLE_DEVICES"] for note in machine.lines()} == {used}
     where = "on GPU 1 (pretended)" if used else "on the CPU (CUDA_VISIBLE_DEVICES= allows none)"
     assert where in output
 
@@ -200,7 +161,7 @@ def test_a_job_that_outlives_its_launcher_is_not_started_twice(
     for name, text in machine.environment.items():
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    resume = f"sweep.resume={machine.sweep()}"
+    resume = f"sweep.resume={machine.sweep}"
     for expected in ("1 of 3 jobs are ok already", "2 of 3 jobs are ok already"):
         assert main(["-m", resume, settings]) == 1
         said = capfd.readouterr().out.splitlines()
@@ -212,20 +173,20 @@ def test_a_job_that_outlives_its_launcher_is_not_started_twice(
     eventually(lambda: gone(job))
     assert main(["-m", resume, settings]) == 0
     assert machine.statuses() == ["ok"] * 3
-    (result,) = machine.sweep().glob("02_*/result.json")
+    (result,) = machine.sweep.glob("02_*/result.json")
     assert json.loads(result.read_text())["resumed"]
-    starts = [note for note in machine.notes() if note["what"] == "start"]
+    starts = [note for note in machine.lines() if note["what"] == "start"]
     assert len(starts) == 4
 
 
 def test_what_began_before_an_interruption_is_not_said_to_be_not_started(machine: Machine) -> None:
     assert machine.run("train.steps=904,3", "launcher=local")[0] == 1
-    (well,) = machine.sweep().glob("02_*/result.json")
+    (well,) = machine.sweep.glob("02_*/result.json")
     well.write_text('{"status": "timeout"}')
     assert machine.statuses() == ["nan", "ok"]
-    (waits,) = machine.sweep().glob("01_*/config.yaml")
+    (waits,) = machine.sweep.glob("01_*/config.yaml")
     waits.write_text(waits.read_text().replace("steps: 904", f"steps: {STUBBORN}"))
-    again = machine.start(f"sweep.resume={machine.sweep()}", "launcher=local")
+    again = machine.start(f"sweep.resume={machine.sweep}", "launcher=local")
     eventually(lambda: machine.statuses() == ["running", "timeout"])
     machine.waiting_job()
     for _ in range(3):
@@ -238,7 +199,7 @@ def test_what_began_before_an_interruption_is_not_said_to_be_not_started(machine
 
 def test_the_local_launcher_counts_a_resumed_job_as_the_sweep_did(machine: Machine) -> None:
     assert machine.run("train.steps=3,902", "launcher=local")[0] == 1
-    _, again = machine.run(f"sweep.resume={machine.sweep()}", "launcher=local")
+    _, again = machine.run(f"sweep.resume={machine.sweep}", "launcher=local")
     assert [line for line in again.splitlines() if line.startswith("[")] == [
         "[2/2] train.steps=902"
     ]

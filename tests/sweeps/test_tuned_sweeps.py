@@ -15,6 +15,7 @@ import pytest
 from elman.base.exit_status import ExitStatus
 from elman.tuning.trials import Tuned, trials_of
 from tests.stubs.command_line import Ended
+from tests.stubs.commands import Commands
 from tests.waiting import eventually, gone
 
 # By model: where its score is best, and beyond which rate it diverges.
@@ -26,41 +27,11 @@ WORKERS = "launcher.workers=2"
 FEW = ("tune.common_seeds=0", "tune.second_seeds=0")
 
 
-class Sweeps:
+class Sweeps(Commands):
     """A folder with tuned sweeps whose jobs are stubs with scores."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.started = folder, list[subprocess.Popen[str]]()
-        (folder / "notes").mkdir()
-        self.environment = environment | {
-            "STUB_NOTES": str(folder / "notes"),
-            "STUB_SCORES": json.dumps(SCORES),
-        }
-
-    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """Start a command."""
-        started = subprocess.Popen(
-            [sys.executable, "-m", "elman", *arguments],
-            cwd=self.folder,
-            env=self.environment | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.started.append(started)
-        return started
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Run a command to its end; return its exit status and what it printed."""
-        started = self.start(*arguments)
-        output, _ = started.communicate(timeout=400)
-        return started.returncode, output
-
-    @property
-    def sweep(self) -> Path:
-        """The folder of the one sweep."""
-        (found,) = self.folder.glob("outputs/*/*_sweep")
-        return found
+        super().__init__(folder, environment | {"STUB_SCORES": json.dumps(SCORES)})
 
     def tuned(self) -> Tuned:
         """Return what the sweep has recorded."""
@@ -68,16 +39,9 @@ class Sweeps:
         assert found is not None
         return found
 
-    def record(self) -> dict[str, Any]:
-        """Return the record of the sweep."""
-        found: dict[str, Any] = json.loads((self.sweep / "sweep.json").read_text())
-        return found
-
     def starts(self) -> int:
         """Return how many jobs have begun."""
-        notes = (self.folder / "notes").glob("*.jsonl")
-        lines = [line for path in notes for line in path.read_text().splitlines()]
-        return sum(json.loads(line)["what"] == "start" for line in lines)
+        return sum(note["what"] == "start" for note in self.lines())
 
 
 @pytest.fixture
@@ -85,9 +49,7 @@ def sweeps(tmp_path: Path, stub_environment: dict[str, str]) -> Iterator[Sweeps]
     """Return a folder whose sweeps do not outlive the test."""
     made = Sweeps(tmp_path, stub_environment)
     yield made
-    for started in made.started:
-        started.kill()
-        started.communicate()
+    made.end()
 
 
 def rates(tuned: Tuned, arm: str, *phases: Any) -> list[Any]:
