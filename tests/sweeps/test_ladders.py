@@ -71,6 +71,7 @@ def test_a_ladder_predicts_its_largest_size_before_it_is_trained(sweeps: Sweeps)
     budgets = {job["model"]: job["command"].split("train.bytes=")[1].split()[0] for job in jobs}
     assert budgets["e88_100k"] == budgets["e1_100k"] == "2000000"
     assert budgets["e88_400k"] == budgets["e1_400k"] == "8000000"
+    assert "ladder: e88_400k will score " in output
     assert "The ladder:" in output
     assert "made before training missed by" in output
     found = json.loads((sweeps.sweep / "ladder.json").read_text())

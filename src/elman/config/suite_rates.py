@@ -54,6 +54,8 @@ def tuning_of(suite: Suite, places: Sequence[Place] = (SHIPPED,)) -> str:
     """
     if settings := list(filter(is_tuning, suite.shared)):
         own = [text for text in settings if not text.startswith(_TRIAL_MODELS)]
+        if "tune=ladder" in own:
+            return f"{' '.join(own)}: small sizes at their own best rates, a line gives the others"
         where = ", tried on a smaller model" if len(own) < len(settings) else ""
         return f"{' '.join(own)}: every model at its own best rate{where}"
     found = {_key(suite, run): _rate_of(suite, run, places) for run in _first_of_each(suite)}

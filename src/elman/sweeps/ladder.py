@@ -23,7 +23,7 @@ from elman.tuning.ladder import (
 )
 from elman.tuning.schedule import most_runs
 from elman.tuning.study import Proposal
-from elman.tuning.trials import Arm, Tuned
+from elman.tuning.trials import Arm, Prediction, Tuned
 
 _YARDSTICK = 1e14
 """FLOPs a second by which the time of a ladder is named: a fraction of a GPU of 2023."""
@@ -64,6 +64,8 @@ class LadderSource(TunedSource):
             made = {arm.label: prediction_of(self._tuned, arm, _now()) for arm in due}
             self._tuned = replace(self._tuned, predictions={**self._tuned.predictions, **made})
             self._record.add([], self.head())
+            for label, one in made.items():
+                print(f"ladder: {_prediction_words(label, one)}", flush=True)
 
     def _check(self, arm: Arm, rate: float) -> SweepJob:
         """Return a trial that checks a line, recorded."""
@@ -72,6 +74,15 @@ class LadderSource(TunedSource):
             self._journal.ask(arm, Proposal({RATE: rate}), self._tuned.bounds)
         job = self._trial_job(arm, number, 0, {RATE: rate}, self._next_number)
         return self._add(job, "confirming")
+
+
+def _prediction_words(label: str, one: Prediction) -> str:
+    if one.score is None:
+        return f"{label} is trained without a prediction: too few smaller sizes have a score"
+    return (
+        f"{label} will score {one.score:.4f} ({one.low:.4f} to {one.high:.4f}) by the law of its "
+        "smaller sizes, and is trained now"
+    )
 
 
 def _now() -> str:

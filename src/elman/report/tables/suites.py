@@ -18,9 +18,11 @@ from elman.models.cells import registry
 from elman.published import Circumstances, PublishedResult
 from elman.report.tables.models import FIGURES, figure_numbers
 from elman.sections.budget import KINDS, MINUTES, UNSAID_MINUTES
+from elman.sections.tune import LadderConfig
 
 HEADS = ("suite", "runs", "each", "GPU hours", "what it compares", "source")
 _SLOW = "slow path"
+_BY_SIZE = "tune.ladder.bytes_per_param="
 _NUMBERS = ("parameters", *FIGURES)
 
 
@@ -34,7 +36,8 @@ def suite_cells(suite: Suite) -> list[str]:
 def bound(suite: Suite) -> str:
     """Return how long each run of a suite is, by the first kind of budget that all of them have."""
     if "tune=ladder" in suite.shared:
-        return "bytes by size"
+        own = (text.removeprefix(_BY_SIZE) for text in suite.shared if text.startswith(_BY_SIZE))
+        return f"{next(own, f'{LadderConfig().bytes_per_param:g}')} bytes a parameter"
     for kind in KINDS:
         if sizes := _limits(suite, kind.key):
             form = ",.0f" if kind.equal_steps else kind.form
