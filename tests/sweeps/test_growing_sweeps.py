@@ -117,6 +117,9 @@ def _notes(growing: Growing) -> list[Path]:
 def test_after_ctrl_c_no_job_is_asked_for(growing: Growing, launcher: str) -> None:
     started = growing.start(f"launcher={launcher}", f"train.steps={WAITS}")
     growing.waiting_jobs(1 if launcher == "local" else 2)
+    # Two jobs wait beside those that run on the two GPUs; then the launcher asks for no more.
+    came = 1 if launcher == "local" else 4
+    eventually(lambda: sum(ask["came"] for ask in growing.asks()) >= came)
     asked = len(growing.asks())
     started.send_signal(signal.SIGINT)
     output, _ = started.communicate(timeout=120)
