@@ -80,15 +80,17 @@ def help_text(config_dir: str | None = None) -> str:
     lines = [
         _entry(name, _models(choices[name], own) if name == "model" else sorted(choices[name]))
         for name in sorted(choices)
-        if name != "hydra"
+        if name != "hydra" and choices[name] != {"default"}
     ]
+    single = [name for name in sorted(choices) if choices[name] == {"default"}]
+    lines.append(f"  {', '.join(single)}: only default; set their keys")
     return _TEXT.format(groups="\n".join(lines), folder=shipped, statuses=_statuses())
 
 
 def _statuses() -> str:
     """Return what every exit status means."""
-    told = "; ".join(f"{int(status)} {words}" for status, words in MEANINGS.items())
-    return textwrap.fill(f"Exit status: {told}.", 100)
+    meanings = "; ".join(f"{int(status)} {words}" for status, words in MEANINGS.items())
+    return textwrap.fill(f"Exit status: {meanings}.", 100)
 
 
 def _models(names: set[str], own: set[str]) -> list[str]:
