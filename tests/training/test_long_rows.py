@@ -58,3 +58,18 @@ def test_nothing_is_said_where_nothing_is_known_to_be_faster(
     made: Any, settings: TrainConfig, device: torch.device
 ) -> None:
     assert rows_note(made, settings.batch_size, settings, device) is None
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels know their plans by the GPU's number."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    asked: list[torch.device] = []
+
+    def calls_at_once(rows: int, dtype: torch.dtype, device: torch.device) -> float:
+        asked.append(device)
+        return 4
+
+    made = model(4)
+    made.calls_at_once = calls_at_once
+    assert time_parts(made, 1, train(1, 16384), torch.device("cuda")) == 8
+    assert asked == [torch.device("cuda", 1)]
