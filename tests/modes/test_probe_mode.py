@@ -96,3 +96,22 @@ def test_a_run_that_learned_a_task_is_refused(
     status, said = elman("mode=probe", "probe.checkpoint=task")
     assert status == ExitStatus.USER_ERROR
     assert "learned a task, whose symbols are no text" in said
+
+
+def test_an_attention_attends_to_the_trained_length_or_a_named_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_bytes(TEXT)
+    elman = elman_said(capfd)
+    train = (*E1, "model=llama", "data.path=text", "data.val_bytes=1024", "train.steps=1")
+    assert elman(*train, "hydra.run.dir=run")[0] == ExitStatus.OK
+    probe = (*SMALL, "probe.checkpoint=run", "probe.parts=state")
+    for typed, window in ((), 16), (("probe.window=40",), 40):
+        folder = f"probe-{window}"
+        assert elman(*probe, *typed, f"hydra.run.dir={folder}")[0] == ExitStatus.OK
+        result = json.loads((tmp_path / folder / "probe.json").read_text())
+        assert result["window"] == window
+        # Keys and values in fp32 of all positions of the window but the newest.
+        assert result["state"]["bytes"] == (window - 1) * 2 * 128 * 4
+        assert f"attends to {window} bytes" in (tmp_path / folder / "probe.html").read_text()

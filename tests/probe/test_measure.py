@@ -9,8 +9,9 @@ import pytest
 
 from elman.base.exit_status import RunStatus
 from elman.probe.kept import KeptParts
-from elman.probe.measure import Subject, measure
+from elman.probe.measure import MEASUREMENTS, Subject, measure
 from elman.probe.result import ProbeResult
+from elman.sections.probe import PARTS, ProbePart
 from tests.probe.hand_set import Breaks, Delay, letters, model_of, reader_of, text_of
 
 
@@ -54,3 +55,18 @@ def test_a_part_that_was_measured_before_a_kill_is_not_measured_again(
     done.forget()
     probed(subject, KeptParts({"run": 1}), begun.append)
     assert begun == ["loss", "loss", "loss"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("length", [64, 1500])
+def test_a_call_holds_no_more_than_the_limit_however_long_a_document_is(
+    tmp_path: Path, part: ProbePart, length: int
+) -> None:
+    read: list[int] = []
+    reader = reader_of(model_of(Delay(2), Delay(3)), trained=32, positions=512)
+    reader.progress = read.append
+    subject = Subject(reader, text_of(tmp_path, letters(length, documents=2)), seed=1)
+    chosen = MEASUREMENTS[part]
+    chosen.run(subject)
+    assert max(read) <= 512
+    assert sum(read) == chosen.work(subject)

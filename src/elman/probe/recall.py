@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from elman.data.files import Bytes
-from elman.probe.chunks import Reader, States, Text, nats_of, powers, walk
+from elman.probe.chunks import Reader, States, Text, powers, walk
 from elman.probe.intervals import Floats, estimates
 from elman.probe.result import Recall, RecallKind
 
@@ -138,9 +139,13 @@ def _block(generator: np.random.Generator) -> Bytes:
     return block_n
 
 
-def _asked(reader: Reader, queries_rn: Bytes, states: States) -> torch.Tensor:
+def _asked(reader: Reader, queries_rn: Bytes, states: States) -> Tensor:
     """Return the bits of a byte of the value behind its key, from these states on: [r]."""
-    tokens_rn = reader.tokens(queries_rn)
-    logits_rnv, _ = reader(tokens_rn[:, :-1], states)
-    nats_rn = nats_of(logits_rnv, tokens_rn[:, 1:])[:, -VALUE:]
-    return nats_rn.double().mean(dim=1) / math.log(2)
+
+    def read(start: int, count: int) -> Bytes:
+        return queries_rn[:, start : start + count]
+
+    nats_r = torch.zeros(len(queries_rn), dtype=torch.float64, device=reader.device)
+    for chunk in walk(reader, read, len(queries_rn), _BLOCK - 1, states=states):
+        nats_r += chunk.nats_bt[:, max(0, KEY - chunk.start) :].double().sum(dim=1)
+    return nats_r / VALUE / math.log(2)
