@@ -26,7 +26,7 @@ from elman.devices.environment import choose_device, device_name, revision
 from elman.evaluation.validation import uses_bf16
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
-from elman.probe.chunks import Reader, Text, evenly
+from elman.probe.chunks import LONGEST_CHUNK, Reader, Text, evenly
 from elman.probe.kept import KeptParts
 from elman.probe.measure import Subject, measure
 from elman.probe.result import DEFINITIONS, PROBE_VERSION, ProbeResult
@@ -43,6 +43,8 @@ _LENGTH = {"cuda": 131_072, "cpu": 8_192}
 _DOCUMENTS = 8
 # A pass that learns nothing keeps one layer's tensors only, so it can have more positions.
 _TIMES_A_TRAINED_BATCH = 4
+# A call has the states before it, those after it, and what its layers compute in fp32.
+_SHARE_OF_STATES = 8
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -138,7 +140,19 @@ def _reader(
         say(console, note)
     train = trained.train
     positions = _TIMES_A_TRAINED_BATCH * train.batch_size * train.chunk_size
-    return Reader(model, device, train.precision, train.chunk_size, positions)
+    reader = Reader(model, device, train.precision, train.chunk_size, positions)
+    reader.row_bytes = _row_bytes(reader, window)
+    if device.type == "cuda":
+        reader.state_bytes = torch.cuda.mem_get_info(device)[0] // _SHARE_OF_STATES
+    return reader
+
+
+def _row_bytes(reader: Reader, window: int | None) -> int:
+    """Return the bytes of the states of one row, after as many bytes as an attention attends to."""
+    tokens_1t = torch.zeros(1, min(window or 1, LONGEST_CHUNK), dtype=torch.long)
+    _, states = reader(tokens_1t.to(reader.device), None)
+    size = sum(part.nbytes for state in states for part in state.values())
+    return size * (window or 1) // tokens_1t.shape[1]
 
 
 def _window(settings: ProbeConfig, trained: RunConfig) -> int | None:

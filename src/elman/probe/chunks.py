@@ -1,6 +1,7 @@
 """Reads rows of text in chunks, with the states carried from chunk to chunk.
 
-Memory depends on the size of a chunk and not on the length of a row.
+Memory depends on the size of a chunk and not on the length of a row. The states of a group of rows
+stay below a limit, and a call that finds no room is made anew in halves.
 
 Shape legend: b rows, t positions of a chunk, v byte values; t1 is one position more.
 """
@@ -8,7 +9,7 @@ Shape legend: b rows, t positions of a chunk, v byte values; t1 is one position 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -42,6 +43,8 @@ class Reader:
         precision: As ``train.precision``.
         trained: Bytes of the rows that it was trained on.
         positions: Most positions of one call, over all rows.
+        row_bytes: Bytes of the states of all layers for one row.
+        state_bytes: Most bytes of the states of all rows that are read together.
         progress: Called with the positions of each call.
     """
 
@@ -50,15 +53,51 @@ class Reader:
     precision: str
     trained: int
     positions: int
+    row_bytes: int = 1
+    state_bytes: int = 2**30
     progress: Callable[[int], None] = lambda positions: None
 
     @torch.no_grad()
     def __call__(self, tokens_bt: Tensor, states: States | None) -> tuple[Tensor, States]:
-        """Return the logits [b, t, v] in fp32 and the states after the last token."""
-        with autocast(self.device, self.precision):
-            logits_btv, carried = self.model(tokens_bt, states)
+        """Return the logits [b, t, v] in fp32 and the states after the last token.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for a single position of a single row.
+        """
+        logits_btv, carried = self._in_parts(tokens_bt, states)
         self.progress(tokens_bt.numel())
-        return logits_btv.float(), carried
+        return logits_btv, carried
+
+    def _in_parts(self, tokens_bt: Tensor, states: States | None) -> tuple[Tensor, States]:
+        """Run the model on fewer positions at a time than had no room: first rows, then time."""
+        if tokens_bt.numel() <= self.positions:
+            try:
+                with autocast(self.device, self.precision):
+                    logits_btv, carried = self.model(tokens_bt, states)
+                return logits_btv.float(), carried
+            except torch.OutOfMemoryError:
+                if tokens_bt.numel() == 1:
+                    raise
+                self.positions = tokens_bt.numel() // 2
+            # Behind the handler, where no traceback holds the tensors of the call any more.
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        rows, steps = tokens_bt.shape
+        if rows == 1:
+            first, states = self._in_parts(tokens_bt[:, : steps // 2], states)
+            second, states = self._in_parts(tokens_bt[:, steps // 2 :], states)
+            return torch.cat([first, second], dim=1), states
+        half = rows // 2
+        pairs = (
+            self._in_parts(tokens_bt[part], states and _rows_of(states, part))
+            for part in (slice(half), slice(half, None))
+        )
+        (upper, upper_states), (lower, lower_states) = pairs
+        joined = [
+            {name: torch.cat([one, two[name]]) for name, one in above.items()}
+            for above, two in zip(upper_states, lower_states, strict=True)
+        ]
+        return torch.cat([upper, lower]), joined
 
     def chunk(self, rows: int) -> int:
         """Return how many positions of so many rows are read at once."""
@@ -66,11 +105,25 @@ class Reader:
 
     def rows(self, length: int) -> int:
         """Return how many rows of a length are read at once."""
-        return max(1, self.positions // min(length, LONGEST_CHUNK))
+        return max(1, min(self.positions // min(length, LONGEST_CHUNK), self.most_rows))
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows may be read together, by the size of their states."""
+        return max(1, self.state_bytes // self.row_bytes)
+
+    def groups(self, documents: int, rows: int) -> list[Offsets]:
+        """Return the numbers of documents that are read together, each as so many rows."""
+        size = max(1, self.most_rows // rows)
+        return [np.arange(n, min(n + size, documents)) for n in range(0, documents, size)]
 
     def tokens(self, rows_bn: Bytes) -> Tensor:
         """Return bytes as tokens on the model's device."""
         return to_device(rows_bn, self.device)
+
+
+def _rows_of(states: States, rows: slice) -> States:
+    return [{name: part[rows] for name, part in state.items()} for state in states]
 
 
 @dataclass(frozen=True)
@@ -182,6 +235,10 @@ class Text:
     def read(self, start: int, count: int) -> Bytes:
         """Return bytes of every document: uint8 [d, n]."""
         return self.source.gather(self.offsets_d + start, count)
+
+    def some(self, documents_g: Offsets) -> Text:
+        """Return some of the documents."""
+        return replace(self, offsets_d=self.offsets_d[documents_g])
 
     def segments(self, document_s: Offsets, start_s: Offsets) -> Read:
         """Return what reads segments, given the document of each and its first position there."""

@@ -91,6 +91,14 @@ def _by_position(
     reader: Reader, text: Text, ends: list[int], restart: int
 ) -> tuple[Floats, Floats]:
     """Return bits per byte of each document: in each bin [d, k], and of the scored bytes [d]."""
+    groups = [text.some(group) for group in reader.groups(text.documents, rows=1)]
+    found = [_of_group(reader, group, ends, restart) for group in groups]
+    binned, scored = zip(*found, strict=True)
+    return np.concatenate(binned), np.concatenate(scored)
+
+
+def _of_group(reader: Reader, text: Text, ends: list[int], restart: int) -> tuple[Floats, Floats]:
+    """Return the same of some documents."""
     first = text.length - scored_bytes(text.length)
     edges = torch.tensor(ends, device=reader.device)
     nats_dk = torch.zeros(text.documents, len(ends), dtype=torch.float64, device=reader.device)

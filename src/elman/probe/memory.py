@@ -30,13 +30,31 @@ def measure(reader: Reader, text: Text) -> Memory:
     Raises:
         NotFiniteError: a state or a prediction is not finite.
     """
+    groups = reader.groups(text.documents, rows=2 * _PLACES)
+    found = [_of_group(reader, text, group) for group in groups]
+    kl_dk = np.concatenate([kl for kl, _ in found])
+    relative_lkd = np.concatenate([relative for _, relative in found], axis=2)
+    distances = _distances(text.length)
+    layers = [estimates(one.T) for one in relative_lkd]
+    kl = estimates(kl_dk)
+    return Memory(
+        distances=distances,
+        kl=kl,
+        layers=layers,
+        half_lives=[half_life([0, *distances], layer.mean) for layer in layers],
+        half_life_of_prediction=half_life(distances, kl.mean),
+    )
+
+
+def _of_group(reader: Reader, text: Text, documents_g: Offsets) -> tuple[Floats, Floats]:
+    """Return, of some documents, the divergences [d, k] and the changes of states [l, k, d]."""
     warm, distances = _warm(reader.trained, text.length), _distances(text.length)
     changed = warm + SPAN
-    samples = text.documents * _PLACES
+    samples = len(documents_g) * _PLACES
     stops = [changed, *(changed + distance for distance in distances)]
     kl_nk = torch.zeros(samples, len(distances), dtype=torch.float64, device=reader.device)
     difference, size = [], []
-    read = _pairs(text, warm, stops[-1])
+    read = _Pairs(text, documents_g, warm, stops[-1])
     for chunk in walk(reader, read, 2 * samples, stops[-1], stops=[warm, *stops]):
         if chunk.start >= changed:
             position_t = torch.arange(chunk.start + 1, chunk.end + 1, device=reader.device)
@@ -47,17 +65,8 @@ def measure(reader: Reader, text: Text) -> Memory:
             parts = [_squares(state, samples) for state in chunk.states]
             difference.append(torch.stack([one for one, _ in parts], dim=1))
             size.append(torch.stack([one for _, one in parts], dim=1))
-    kl_dk = _by_document(kl_nk, text.documents) / np.diff([0, *distances])
-    relative_lkd = _relative(torch.stack(difference), torch.stack(size), text.documents)
-    layers = [estimates(one.T) for one in relative_lkd]
-    kl = estimates(kl_dk)
-    return Memory(
-        distances=distances,
-        kl=kl,
-        layers=layers,
-        half_lives=[half_life([0, *distances], layer.mean) for layer in layers],
-        half_life_of_prediction=half_life(distances, kl.mean),
-    )
+    kl_dk = _by_document(kl_nk, len(documents_g)) / np.diff([0, *distances])
+    return kl_dk, _relative(torch.stack(difference), torch.stack(size), len(documents_g))
 
 
 def work(trained: int, length: int, documents: int) -> int:
@@ -94,20 +103,16 @@ def _distances(length: int) -> list[int]:
     return powers(1, length // 2)
 
 
-def _pairs(text: Text, warm: int, end: int) -> _Pairs:
-    """Return what reads the samples, evenly spaced in their documents."""
-    document_n = np.repeat(np.arange(text.documents), _PLACES)
-    start_n = np.tile(evenly(_PLACES, 0, text.length - end), text.documents)
-    return _Pairs(text, document_n, start_n, warm)
-
-
 class _Pairs:
     """Reads every sample twice, the second time with its changed bytes.
 
-    These are the bytes at the same place of the next sample's document.
+    Samples are evenly spaced in their documents. The changed bytes are those at the same place of
+    the next document.
     """
 
-    def __init__(self, text: Text, document_n: Offsets, start_n: Offsets, warm: int) -> None:
+    def __init__(self, text: Text, documents_g: Offsets, warm: int, end: int) -> None:
+        document_n = np.repeat(documents_g, _PLACES)
+        start_n = np.tile(evenly(_PLACES, 0, text.length - end), len(documents_g))
         self._read = text.segments(document_n, start_n)
         others_n = (document_n + 1) % text.documents
         self._others_ns = text.segments(others_n, start_n)(warm, SPAN)

@@ -6,13 +6,14 @@ Shape legend: r rows, n bytes, d documents, k distances.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from elman.data.files import Bytes
+from elman.data.files import Bytes, Offsets
 from elman.probe.chunks import Reader, States, Text, powers, walk
 from elman.probe.intervals import Floats, estimates
 from elman.probe.result import Recall, RecallKind
@@ -47,16 +48,9 @@ def measure(reader: Reader, text: Text, seed: int) -> Recall:
         NotFiniteError: a state or a prediction is not finite.
     """
     kinds, distances = _kinds(text.length), powers(1, text.length // 2)
-    written = max(kind.size for kind in kinds)
-    rows = _Rows(text, kinds, written, seed)
-    stops = {written + distance: place for place, distance in enumerate(distances)}
-    bits_rk = torch.zeros(rows.count, len(distances), dtype=torch.float64, device=reader.device)
-    end = written + distances[-1]
-    for chunk in walk(reader, rows.read, rows.count, end, stops=[*stops]):
-        if (place := stops.get(chunk.end)) is not None:
-            bits_rk[:, place] = _asked(reader, rows.queries_rn, chunk.states)
-    shape = (2, len(kinds), text.documents, _DRAWS, len(distances))
-    plain, control = bits_rk.reshape(shape).mean(dim=3).cpu().numpy()
+    groups = reader.groups(text.documents, rows=2 * len(kinds) * _DRAWS)
+    found = [_of_group(reader, text.some(group), kinds, group, seed) for group in groups]
+    plain, control = np.concatenate(found, axis=2)
     saved: Floats = control - plain
     return Recall(
         distances=distances,
@@ -70,6 +64,23 @@ def measure(reader: Reader, text: Text, seed: int) -> Recall:
             for place, kind in enumerate(kinds)
         ],
     )
+
+
+def _of_group(reader: Reader, text: Text, kinds: list[Kind], numbers: Offsets, seed: int) -> Floats:
+    """Return the bits of a value of some documents, plain and control: [2, kinds, d, k]."""
+    distances, written = powers(1, text.length // 2), max(kind.size for kind in kinds)
+    # Each document has draws of its own, so groups of another size draw the same.
+    generators = [np.random.default_rng([seed, number]) for number in numbers.tolist()]
+    rows = _Rows(text, kinds, written, generators)
+    stops = {written + distance: place for place, distance in enumerate(distances)}
+    bits_rk = torch.zeros(rows.count, len(distances), dtype=torch.float64, device=reader.device)
+    end = written + distances[-1]
+    for chunk in walk(reader, rows.read, rows.count, end, stops=[*stops]):
+        if (place := stops.get(chunk.end)) is not None:
+            bits_rk[:, place] = _asked(reader, rows.queries_rn, chunk.states)
+    shape = (2, len(kinds), text.documents, _DRAWS, len(distances))
+    found: Floats = bits_rk.reshape(shape).mean(dim=3).cpu().numpy()
+    return found
 
 
 def work(length: int, documents: int) -> int:
@@ -91,16 +102,17 @@ class _Rows:
     A control has another value behind the key, so that only the memory of the value differs.
     """
 
-    def __init__(self, text: Text, kinds: list[Kind], written: int, seed: int) -> None:
+    def __init__(
+        self, text: Text, kinds: list[Kind], written: int, draws: Sequence[np.random.Generator]
+    ) -> None:
         self._text, self._times, self._written = text, len(kinds), written
-        generator = np.random.default_rng(seed)
         plain: list[Bytes] = []
         control: list[Bytes] = []
         queries: list[Bytes] = []
         before_dn = text.read(0, written)
         for kind in kinds:
-            for document_n in np.repeat(before_dn, _DRAWS, axis=0):
-                both, query = _drawn(generator, kind)
+            for place, document_n in enumerate(np.repeat(before_dn, _DRAWS, axis=0)):
+                both, query = _drawn(draws[place // _DRAWS], kind)
                 for rows, block in zip((plain, control), both, strict=True):
                     rows.append(np.concatenate([document_n[: written - kind.size], block]))
                 queries.append(query)
