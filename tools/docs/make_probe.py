@@ -30,11 +30,18 @@ bytes on a GPU and of 8,192 bytes on a CPU, or fewer if not so many fit. A docum
 files of the corpus. If the run was trained with `data.reset_at_documents`, its states are zero
 again behind each byte 0x1e here, too.
 
-The states are carried from chunk to chunk, so memory does not grow with the length. Each finished
-part is kept in the cache until the probe has all of them. If a probe is killed, the same command
-measures only what is missing. A state or a prediction that is not finite ends its part: the page
-names the layer, the part of its state, the row, and how many bytes had been read. The exit status
-is then 3.
+The states are carried from chunk to chunk, so memory does not grow with the length. A call reads
+so many rows that their states take an eighth of the free memory of the GPU (1 GiB on a CPU). If it
+still finds no room, it is made anew in halves, which gives the same numbers.
+
+On an H100, E88 with 102M parameters took 23 s for 8 documents of 131,072 bytes: loss 11 s, memory
+3 s, recall 6 s, state 2 s, ablation 1 s; one run, on 2026-11-28. The default model took 27 s of two
+CPU cores together, for 8 documents of 8,192 bytes.
+
+Each finished part is kept in the cache until the probe has all of them. If a probe is killed, the
+same command measures only what is missing. A state or a prediction that is not finite ends its
+part: the page names the layer, the part of its state, the row, and how many bytes had been read.
+The exit status is then 3.
 
 ## Parts
 
