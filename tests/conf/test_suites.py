@@ -12,13 +12,14 @@ import yaml
 
 import elman.conf
 from elman.base.errors import UserError
-from elman.config.catalog import Listed, catalog, group_files
+from elman.config.catalog import Listed, group_files
 from elman.config.compose import compose_tree, plain_tree
 from elman.config.run_config import RunConfig
 from elman.config.suites import Suite, load_suite, model_of, suite_names
 from elman.config.validate import validate
 from elman.published import published
 from elman.sections.tasks import TaskConfig
+from tests.shipped import shipped
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "benchmark"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -108,7 +109,7 @@ def suite(name: str) -> Suite:
 @cache
 def models() -> dict[str, Listed]:
     """Return every model by name."""
-    return {one.name: one for one in catalog()}
+    return {one.name: one for one in shipped()}
 
 
 def params(name: str) -> int:

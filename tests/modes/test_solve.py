@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from elman.base.errors import UserError
-from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.models.counts import SIZES, count_params, own_size
@@ -30,6 +29,7 @@ from elman.sections.solve import PARAMS
 from elman.training.flops import flops_per_byte
 from elman.training.memory.estimate import estimate_memory
 from tests.conf.count_formulas import model_params
+from tests.shipped import shipped
 
 Elman = Callable[..., tuple[int, str, str]]
 
@@ -55,7 +55,7 @@ def search(config: ModelConfig, params: int, over: Any, backend: str = "auto") -
 def one_of_each_cell() -> dict[str, ModelConfig]:
     """Return the first model of every cell, two layers deep."""
     found: dict[str, ModelConfig] = {}
-    for listed in catalog():
+    for listed in shipped():
         if listed.config is not None and not listed.config.allow_unaligned:
             short = listed.config.model_copy(update={"depth": 2, "expected_params": None})
             found.setdefault(short.cell, short)
@@ -132,7 +132,7 @@ def test_the_count_of_a_model_finds_the_models_own_shape_among_several_sizes(
 @pytest.mark.parametrize("over", SIZES)
 def test_every_model_is_found_by_its_count_over_every_size(over: Any) -> None:
     missed = []
-    for listed in catalog():
+    for listed in shipped():
         config = listed.config
         assert config is not None
         if over not in ("dim", "depth", *config.options):

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
-from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_data
@@ -44,6 +43,7 @@ from elman.training.moments import Moment
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.preparation import prepare_step, release_step
 from elman.training.training_state import TrainingState
+from tests.shipped import shipped
 from tests.training.stopping import stop_after
 from tests.training.tapes import NOT_PERMITTED, Tapes, play
 
@@ -113,7 +113,7 @@ SMALL = (
     "optim=adamw",
     "optim.warmup_steps=1",
 )
-CELLS = {listed.config.cell: listed.config for listed in reversed(catalog()) if listed.config}
+CELLS = {listed.config.cell: listed.config for listed in reversed(shipped()) if listed.config}
 
 
 @pytest.fixture(scope="module")
