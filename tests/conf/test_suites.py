@@ -343,7 +343,7 @@ def test_every_run_composes_through_hydra(name: str) -> None:
 
 
 def test_the_arms_of_a_component_differ_in_it_alone_and_have_one_size() -> None:
-    several = ("all of Gated DeltaNet's", "its rule in place of E88's")
+    several = ("all parts of Gated DeltaNet", "its rule in place of E88's")
     for name in ("why_e88_trails", "why_e88_trails_quick"):
         for family in suite(name).components.values():
             for component, pair in family.items():

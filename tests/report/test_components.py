@@ -77,11 +77,11 @@ def test_one_sentence_says_which_components_help_and_where_the_sign_differs(
     text = verdict(components(make_report([sweep.folder])))
     assert text.startswith(
         "With each arm at its own best setting, 1 of 2 components changes the score beyond noise "
-        "(bits per byte): gate of E1 gains 0.1207 ("
+        "(bits per byte): gate in E1 gains 0.1207 ("
     )
     assert text.endswith(
         "at the published setting (optim.lr 0.0003) the sign of 2 of 2 differs, beyond noise for "
-        "gate of E1 (there it costs 0.0997), within noise for tanh of E1."
+        "gate in E1 (there it costs 0.0997), within noise for tanh in E1."
     )
     assert ". " not in text
 
@@ -124,7 +124,7 @@ def test_the_gains_stand_on_the_page_in_the_terminal_and_in_the_files(sweep: Fak
     report = make_report([sweep.folder])
     text = verdict(components(report))
     assert "Gain of each component" in page_text(report)
-    assert "gate of E1 gains" in markdown_text(report)
+    assert "gate in E1 gains" in markdown_text(report)
     console = Console(width=200, record=True, file=io.StringIO())
     print_components(console, report.components)
     printed = console.export_text()

@@ -193,6 +193,8 @@ def _gradient(plan: str, number: int, source_btc: Tensor) -> Tensor:
 def _covered(plan: str, number: int) -> int | None:
     """Return how many of a source's first columns the roles read; None if they leave gaps."""
     read = parse(plan)
+    if number >= len(read.channels):  # no role reads this source
+        return None
     return read.channels[number] if read.covers(number, read.channels[number]) else None
 
 

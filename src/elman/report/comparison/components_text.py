@@ -121,7 +121,7 @@ def _one_told(gain: Gain) -> str:
     assert gain.best.interval is not None
     low, high = sorted(map(abs, gain.best.interval))
     size = f"{abs(gain.best.value):.4f} ({low:.4f} to {high:.4f})"
-    return f"{gain.component} of {gain.family} {gain.best.outcome} {size}"
+    return f"{gain.component} in {gain.family} {gain.best.outcome} {size}"
 
 
 def _undecided(components: Components) -> str:
@@ -129,7 +129,7 @@ def _undecided(components: Components) -> str:
     left = [gain for gain in components.gains if gain.best.pair is None]
     if not left or len(left) == len(components.gains):
         return ""
-    reasons = ", ".join(f"{gain.component} of {gain.family} ({gain.best.why_not})" for gain in left)
+    reasons = ", ".join(f"{gain.component} in {gain.family} ({gain.best.why_not})" for gain in left)
     return f"there is no verdict on {reasons}"
 
 
@@ -143,7 +143,7 @@ def _signs(components: Components) -> str:
         f"at {published_setting(components.sweep)} the sign of {len(other)} of {len(known)} differs"
     )
     beyond = [gain for gain in other if gain.sign == "differs beyond noise"]
-    left = [f"{gain.component} of {gain.family}" for gain in other if gain not in beyond]
+    left = [f"{gain.component} in {gain.family}" for gain in other if gain not in beyond]
     parts = ["beyond noise for " + ", ".join(map(_there, beyond))] if beyond else []
     parts += ["within noise for " + ", ".join(left)] if left else []
     return ", ".join([at, *parts])
@@ -153,7 +153,7 @@ def _there(gain: Gain) -> str:
     """Say what a component gains at the published setting."""
     assert gain.common.value is not None
     verb = "gains" if gain.common.value > 0 else "costs"
-    return f"{gain.component} of {gain.family} (there it {verb} {abs(gain.common.value):.4f})"
+    return f"{gain.component} in {gain.family} (there it {verb} {abs(gain.common.value):.4f})"
 
 
 def component_parts(components: Sequence[Components]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elman.base import consoles
+from elman.base import consoles, run_files
 from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.config.run_config import RunConfig
@@ -17,7 +17,7 @@ from elman.report.comparison.ladder_text import print_ladders
 from elman.report.comparison.report_data import Report, make_report
 from elman.report.comparison.tuned_text import print_tuning
 from elman.report.comparison.wins_text import print_wins
-from elman.report.comparison.write import write_report
+from elman.report.comparison.write import MARKDOWN, TABLE, write_report
 from elman.report.tables.sweep import notes, print_sweep
 from elman.sweeps.row import SweepRow
 
@@ -65,7 +65,9 @@ def _print_tasks(console: Console, report: Report) -> None:
 
 def say_where(console: Console, page: Path) -> None:
     """Say where the files of the report are."""
-    say(console, f"report: {page} (and report.csv, report.md, audit.json)")
+    names = (TABLE, MARKDOWN, run_files.AUDIT, run_files.COMPONENTS, run_files.LADDER)
+    others = ", ".join(name for name in names if (page.parent / name).exists())
+    say(console, f"report: {page} (and {others})")
 
 
 def print_training_sweep(
