@@ -19,14 +19,17 @@ from elman.models.language_model import LanguageModel
 from elman.ops.causal_conv import cuda as conv
 from elman.ops.column_sum import cuda as sums
 from elman.ops.dense.cuda import stepwise
+from elman.ops.head_norm import cuda as head_norm
 from elman.ops.rotary import cuda as rotary
 from elman.ops.silu_gate import cuda as silu
 from elman.parity.experiment import Run
 from elman.parity.proof import prove_runs
 from tests.emulation import (
     dense_emulator,
+    emulator,
     test_causal_conv_emulation,
     test_column_sum_emulation,
+    test_head_norm_emulation,
     test_rotary_emulation,
     test_silu_gate_emulation,
 )
@@ -47,6 +50,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     emulations = {
         conv: test_causal_conv_emulation.emulate,
+        head_norm: test_head_norm_emulation.emulate,
         rotary: test_rotary_emulation.emulate,
         silu: test_silu_gate_emulation.emulate,
         sums: test_column_sum_emulation.emulate,
@@ -58,7 +62,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             emulate(loaded, config, wanted, args)
 
         monkeypatch.setattr(module, "LAUNCH", launch)
-    monkeypatch.setattr(conv, "MULTIPROCESSORS", lambda device: 2)
+    for module in (conv, head_norm):
+        monkeypatch.setattr(module, "MULTIPROCESSORS", lambda device: 2)
     monkeypatch.setattr(mixer, "choose_backend", chosen)
     monkeypatch.setattr(mixer, "norm_backend", lambda requested, device: "cuda")
     return names
@@ -84,6 +89,42 @@ def test_the_check_before_a_run_passes_a_network_on_the_dense_engine(
     for check in proof.checks:
         assert check.passed, (check.shape, check.worst)
     assert {"column_sum_parts", "column_sum_finish"} <= {*ran}
+
+
+NORMED = ["model=e88_tiny", "model.use_output_norm=true", "model.use_conv=false"]
+
+
+@pytest.fixture
+def plain_recurrence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let E88's recurrence be plain PyTorch, with the dtypes of the kernels."""
+    run = e88_layer.run
+
+    def as_kernels(plan: Any, sources: Any, *rest: Any, backend: str, **more: Any) -> Any:
+        y_bthv, last_bhvn = run(plan, sources, *rest, backend="reference", **more)
+        return y_bthv.to(sources[0].dtype), last_bhvn
+
+    monkeypatch.setattr(e88_layer, "run", as_kernels)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_check_before_a_run_passes_normed_heads(ran, plain_recurrence, precision) -> None:
+    config = compose_config(NORMED).model
+    proof = prove_runs(config, [Run("cuda", "cpu", precision)], seed=42, quick=True)
+    for check in proof.checks:
+        assert check.passed, (check.shape, check.worst)
+    assert {*ran} == {"head_norm_forward", "head_norm_backward", "head_norm_finish"}
+
+
+def test_the_check_before_a_run_notices_a_wrong_gate_of_normed_heads(
+    ran, plain_recurrence, monkeypatch, tmp_path
+) -> None:
+    fault = test_head_norm_emulation.FAULTS["the first head's gate for all"]
+    library = emulator.faulty(tmp_path, "cuda/head_norm/head_norm.cuh", fault)
+    emulate = test_head_norm_emulation.emulate
+    monkeypatch.setattr(head_norm, "LAUNCH", lambda *call: emulate(library, *call[:3]))
+    config = compose_config(NORMED).model
+    proof = prove_runs(config, [Run("cuda", "cpu", "bf16")], seed=42, quick=True)
+    assert not any(check.passed for check in proof.checks)
 
 
 def test_the_check_before_a_run_notices_a_wrong_angle(ran, monkeypatch) -> None:

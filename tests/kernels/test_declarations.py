@@ -24,6 +24,7 @@ from elman.ops.channel.plan import Plan
 from elman.ops.column_sum import cuda as sum_cuda
 from elman.ops.common.abi_check import layout_assertions
 from elman.ops.common.slices import Slice
+from elman.ops.head_norm import cuda as head_cuda
 from elman.ops.matrix_state import cpu, source
 from elman.ops.matrix_state import recurrences as matrix_cells
 from elman.ops.matrix_state.abi import MatrixArgs, ParameterArgs, SequenceArgs
@@ -175,6 +176,7 @@ STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
     "elman::ChannelArgs": ("abi/channel.h", ChannelArgs),
     "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
     "elman::SiluGateArgs": ("cuda/silu_gate/silu_gate.cuh", gate_cuda.SiluGateArgs),
+    "elman::HeadNormArgs": ("cuda/head_norm/head_norm.cuh", head_cuda.HeadNormArgs),
     "elman::ColumnSumArgs": ("cuda/column_sum/column_sum.cuh", sum_cuda.ColumnSumArgs),
     "elman::SpectralNormArgs": (
         "cuda/spectral_norm/spectral_norm.cuh",

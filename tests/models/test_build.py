@@ -77,7 +77,7 @@ def test_the_backend_reaches_the_layers_and_a_missing_one_is_refused(monkeypatch
     [
         ("no.such.module:E88", "cannot be imported"),
         ("elman.models.cells.matrix_state.e88_layer:E89", "cannot be imported"),
-        ("elman.models.cells.matrix_state.e88_layer:rms_norm", "is not an nn.Module class"),
+        ("elman.models.cells.matrix_state.e88_layer:head_norm", "is not an nn.Module class"),
     ],
 )
 def test_a_broken_declaration_of_another_package_is_one_line(layer, message) -> None:

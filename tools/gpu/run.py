@@ -41,6 +41,7 @@ MODULES = {
             "tape",
             "channel",
             "norm",
+            "head_norm",
             "optim",
             "train",
             "replay",

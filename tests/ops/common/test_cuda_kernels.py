@@ -26,6 +26,8 @@ from elman.ops.decode import launches as decode
 from elman.ops.decode.row_product import row_product
 from elman.ops.dense.cuda import stepwise as dense
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.head_norm import cuda as heads
+from elman.ops.head_norm.op import head_norm
 from elman.ops.rotary import cuda as rotary
 from elman.ops.silu_gate import cuda as silu
 from elman.ops.silu_gate.op import swiglu
@@ -35,7 +37,7 @@ from elman.ops.tape.cuda import stepwise as tape
 from elman.ops.tape.op import dual_memory
 
 BF16, FP32 = torch.bfloat16, torch.float32
-FAMILIES = (rotary, silu, conv, column_sum, spectral, add_norm, decode, dense, tape)
+FAMILIES = (rotary, silu, conv, column_sum, spectral, add_norm, heads, decode, dense, tape)
 
 
 class Gpus:
@@ -74,7 +76,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     )
     monkeypatch.setattr(launching, "STREAM", lambda device: 70 + made.index(device))
     monkeypatch.setattr(driver, "load", made.load)
-    for module in (conv, add_norm):
+    for module in (conv, add_norm, heads):
         monkeypatch.setattr(module, "MULTIPROCESSORS", lambda device: 2)
     for module in FAMILIES:
         module.COMPILED.loaded.cache_clear()
@@ -158,6 +160,11 @@ def add_and_norm(dtype: torch.dtype) -> None:
     torch.autograd.backward(found, [torch.ones_like(one) for one in found])
 
 
+def norm_of_heads(dtype: torch.dtype) -> None:
+    reads = (zeros(2, 3, 4, 8, dtype=dtype), zeros(8), zeros(2, 3, 32, dtype=dtype))
+    head_norm(*reads, "silu", dtype=dtype, backend="cuda").sum().backward()
+
+
 def steps(dtype: torch.dtype) -> None:
     inputs, matrices = [zeros(2, 2, 6, dtype=dtype)], [zeros(6, 6)]
     y, _ = dense_recurrence("tanh", inputs, matrices, [torch.zeros(2, 6)], backend="cuda")
@@ -194,6 +201,11 @@ CALLS: dict[str, tuple[Callable[[torch.dtype], None], bool, list[str]]] = {
         add_and_norm,
         False,
         [f"add_norm_{name}" for name in ("forward", "backward", "finish")],
+    ),
+    "head norm": (
+        norm_of_heads,
+        True,
+        [f"head_norm_{name}" for name in ("forward", "backward", "finish")],
     ),
     "decoding": (
         lambda dtype: (row_product(*(torch.zeros(n, 64, dtype=dtype) for n in (1, 32))), None)[1],

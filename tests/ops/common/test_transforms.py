@@ -59,7 +59,7 @@ def stand_in(argument: Any, tensor: Tensor) -> Any:
         return [tensor]
     if "Tensor" in kind:
         return tensor
-    return {"str": "cuda", "bool": True, "int": 1, "Optional[int]": 1}[kind]
+    return {"str": "cuda", "bool": True, "int": 1, "float": 1.0, "Optional[int]": 1}[kind]
 
 
 @pytest.mark.parametrize("name", list(OPERATORS))

@@ -15,15 +15,16 @@ EPS = 1e-5
 """Added to the mean square, as in every published run."""
 
 
-def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float = EPS) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * gain over the last axis, in fp32 or wider.
 
     Args:
         x: Input; half-precision input is widened first.
         gain: Gain of the last axis.
+        eps: Added to the mean square.
     """
     wide = x.to(wide_dtype(x.dtype))
-    return functional.rms_norm(wide, gain.shape, gain.to(wide.dtype), EPS)
+    return functional.rms_norm(wide, gain.shape, gain.to(wide.dtype), eps)
 
 
 def add_rms_norm(

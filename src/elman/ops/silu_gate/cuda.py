@@ -72,7 +72,7 @@ def run(
     args, places, rows = SiluGateArgs(stride=width), 0, first.numel() // first.shape[-1]
     for name, tensor in tensors.items():
         if name == "z":
-            tensor = _as_rows(tensor)
+            tensor = as_rows(tensor)
             rows, args.stride = tensor.shape[0], tensor.stride(0)
             tensors[name] = tensor  # a copy lives until the launch
         setattr(args, name, tensor.data_ptr())
@@ -84,8 +84,12 @@ def run(
     LAUNCH(config, [Launch(kernel, blocks, _THREADS, 0)], args, first.device)
 
 
-def _as_rows(z: Tensor) -> Tensor:
-    """Return z [n, w] with adjacent numbers, as a view where that is possible."""
+def as_rows(z: Tensor) -> Tensor:
+    """Return z [n, w] with adjacent numbers, as a view where that is possible.
+
+    Args:
+        z: Rows [..., w].
+    """
     z_nw = z.flatten(0, -2)
     return z_nw if z_nw.stride(1) == 1 else z_nw.contiguous()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
@@ -25,9 +24,10 @@ from elman.models.cells.matrix_state.decay_layer import (
 )
 from elman.models.cells.matrix_state.e88 import CELL
 from elman.models.state import State
-from elman.ops.add_norm.reference import rms_norm
 from elman.ops.common.checks import Shape
+from elman.ops.common.precision import wide_dtype
 from elman.ops.common.slices import Slice, row_blocks
+from elman.ops.head_norm.op import head_norm
 from elman.ops.linear import linear, padded_linear
 from elman.ops.matrix_state.cuda.kernels import calls_at_once
 from elman.ops.matrix_state.op import run
@@ -182,6 +182,11 @@ class E88(Mixer):
     def _fused_gate(self) -> bool:
         return self.settings.flag("use_gate") and not self.settings.flag("use_output_norm")
 
+    @property
+    def _gate_follows(self) -> bool:
+        """Whether the gate stands behind the output norm, outside of the engine."""
+        return self.settings.flag("use_gate") and self.settings.flag("use_output_norm")
+
     def _places(self) -> dict[str, Slice]:
         """Return the row blocks' places; a convolution's output is a separate first source."""
         if self.conv is None:
@@ -215,10 +220,13 @@ class E88(Mixer):
         carried: State = {}
         projected_btc = padded_linear(x_btd, self.in_proj)
         sources, backend = [projected_btc], self.backend_for(x_btd)
+        gate_bti = None
         if self.conv is not None:
             sources, carried["conv"] = self.conv.of_projection(
                 projected_btc, state.get("conv"), resets_bt, backend=backend
             )
+        if self._gate_follows:
+            sources, gate_bti = self._without_gate(sources)
         parameters = {} if self.decay is None else self.decay.plan_parameters()
         if self.value_residual is not None:
             parameters["residual"] = self.value_residual
@@ -230,7 +238,8 @@ class E88(Mixer):
             backend=backend,
             resets_bt=resets_bt,
         )
-        y_bthv = self._normed(y_bthv, projected_btc)
+        if self.norm_gain is not None:
+            y_bthv = self._normed(y_bthv, gate_bti, projected_btc.dtype, x_btd)
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
         return self.dropout(linear(mixed_bti, self.out_proj)), carried
 
@@ -246,17 +255,29 @@ class E88(Mixer):
         start = row_blocks(self.rows)[name].start
         return projected_btc[..., start : start + self.rows[name]]
 
-    def _normed(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
-        """Apply the output norm, if there is one, and then the gate."""
-        if self.norm_gain is None:
-            return y_bthv
-        y_bthv = rms_norm(y_bthv, self.norm_gain)
-        if not self.settings.flag("use_gate"):
-            return y_bthv
-        gate_bti = self._block(projected_btc, "gate")
-        silu = self.settings.word("gate_activation") == "silu"
-        gate_bti = functional.silu(gate_bti) if silu else torch.sigmoid(gate_bti)
-        return y_bthv * torch.unflatten(gate_bti, -1, y_bthv.shape[-2:])
+    def _without_gate(self, sources_btc: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return what the engine reads, and the gate, which is the last block of the last source.
+
+        Split, not sliced: their gradients are joined in one pass.
+        """
+        *before, last_btc = sources_btc
+        rest_btc, gate_bti = last_btc.split([last_btc.shape[-1] - self.width, self.width], -1)
+        return [*before, rest_btc], gate_bti
+
+    def _normed(
+        self, y_bthv: Tensor, gate_bti: Tensor | None, narrow: torch.dtype, x_btd: Tensor
+    ) -> Tensor:
+        """Apply the output norm and then the gate; a sum over the heads reads it in fp32."""
+        assert self.norm_gain is not None
+        joined = self.mix in ("concat", "per_head")
+        return head_norm(
+            y_bthv,
+            self.norm_gain,
+            gate_bti,
+            "none" if gate_bti is None else self.settings.word("gate_activation"),
+            dtype=narrow if joined else wide_dtype(narrow),
+            backend=self.kernels_beside(self.backend_for(x_btd), x_btd),
+        )
 
     def _mix(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
         """Return the output projection's input: concatenated heads, or their weighted sum."""

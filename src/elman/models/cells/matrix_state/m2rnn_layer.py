@@ -21,6 +21,7 @@ from elman.models.state import State, first_state
 from elman.ops.common.checks import Shape
 from elman.ops.common.gates import softplus_decay
 from elman.ops.common.precision import wide_dtype
+from elman.ops.head_norm.op import head_norm
 from elman.ops.linear import linear
 from elman.ops.matrix_state.row_mix.op import row_mix_recurrence
 
@@ -105,7 +106,6 @@ class M2RNN(Mixer):
         if self.conv is not None:
             qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"), resets_bt)
             qkv_btc = functional.silu(qkv_btc)
-        wide = wide_dtype(projected_btc.dtype)
         q_bthn, k_bthn, v_bthv = self._heads(qkv_btc.split(widths[:3], dim=-1))
         y_bthv, carried["S"] = row_mix_recurrence(
             {
@@ -123,7 +123,13 @@ class M2RNN(Mixer):
         )
         y_btc = y_bthv.flatten(-2)
         if self.norm_gain is not None:
-            y_btc = functional.rms_norm(y_btc.to(wide), y_btc.shape[-1:], self.norm_gain.to(wide))
+            y_btc = head_norm(
+                y_btc,
+                self.norm_gain,
+                dtype=projected_btc.dtype,
+                backend=self.kernels_beside(self.backend_for(x_btd), x_btd),
+                eps=torch.finfo(wide_dtype(y_btc.dtype)).eps,
+            )
         return self.dropout(linear(y_btc.to(projected_btc.dtype), self.out_proj)), carried
 
     def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
