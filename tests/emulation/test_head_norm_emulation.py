@@ -119,9 +119,11 @@ def check(leaves: list[Tensor], act: str = "silu", dtype: torch.dtype = BF16) ->
     found = everything(leaves, act, dtype, "cuda")
     wide = [one.detach().double().requires_grad_() for one in leaves]
     exact = everything(wide, act, torch.float64, "reference")
+    least = LIMITS[leaves[2].dtype] if len(leaves) > 2 else 0  # the gate's factor is rounded
     for name, one in found.items():
         error = (one.double() - exact[name]).norm()
-        assert error <= LIMITS[one.dtype] * exact[name].norm() + 1e-12, (name, float(error))
+        limit = max(least, LIMITS[one.dtype])
+        assert error <= limit * exact[name].norm() + 1e-12, (name, float(error))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,18 @@ def test_outputs_and_gradients_are_those_of_fp64(shape, act, used) -> None:
 )
 def test_every_dtype(y, gate, out, width) -> None:
     check(leaves_of((3, 5, 2, width), y, gate), "sigmoid", out)
+
+
+@pytest.mark.parametrize("act", ["silu", "sigmoid", "none"])
+@pytest.mark.parametrize(("y", "out"), [(BF16, BF16), (BF16, FP32), (FP32, BF16)])
+def test_numbers_are_rounded_where_pytorch_rounds_them(act, y, out) -> None:
+    """So the check before a run compares sums that nearly cancel with the same sums."""
+    leaves = leaves_of((3, 23, 4, 16), y, None if act == "none" else BF16)
+    found, plain = (everything(leaves, act, out, backend) for backend in ("cuda", "reference"))
+    for name, one in found.items():
+        apart = (one.double() - plain[name].double()).norm() / plain[name].double().norm()
+        # A sum in fp32 in another order rounds few numbers to the other side.
+        assert apart <= (2e-6 if one.dtype == FP32 else 2e-4), (name, float(apart))
 
 
 def test_more_rows_than_blocks_hold_at_a_time(used) -> None:
@@ -375,8 +389,8 @@ FAULTS = {
     "half of a team": ("mask = 1; mask < G::LANES;", "mask = 2; mask < G::LANES;"),
     "no eps": ("team.mean(squares) + (float)a.eps", "team.mean(squares)"),
     "gradient without the mean": ("dn[i] - n[i] * mean", "dn[i]"),
-    "gate's gradient without the gain": ("n[i] * team.gain[i] * slope", "n[i] * slope"),
-    "slope without the gate": ("s + factor * (1.0f - s)", "s + factor"),
+    "gate's gradient without the gain": ("n[i] * team.gain[i])) * slope", "n[i])) * slope"),
+    "slope without the gate": ("s + silu * (1.0f - s)", "s + silu"),
     "one team's gain": ("mask = G::LANES; mask < 32;", "mask = 32; mask < 32;"),
     "one warp is left out": ("w < G::WARPS;", "w < G::WARPS - 1;"),
     "sums are read before they are there": ("  sync_block();\n", ""),
@@ -416,7 +430,7 @@ def test_the_kernels_compile_without_spilling(architecture: str) -> None:
         cuda.TileConfig(37, 3, 1, "silu", FP32, FP32, FP32),
         cuda.TileConfig(1024, 1, 8, "none", BF16, BF16, BF16),
     ):
-        text, fast = cuda.unit_text(config), cuda.COMPILED._fast(config)
-        kernels = Unit(text, "head norm", architecture, fast).resources()
+        unit = Unit(cuda.unit_text(config), "head norm", architecture, fast=False)
+        kernels = unit.resources()
         assert set(kernels) == set(ALL)
         assert {kernel.spilled for kernel in kernels.values()} == {0}

@@ -1,7 +1,7 @@
 // RMSNorm of short rows, such as each head's read, and a gate behind it in the same pass:
 // out = y / sqrt(mean(y^2) + eps) gain act(gate), over rows of W numbers. A team of LANES lanes
 // has a row, a warp several teams. The row stays in registers, so each tensor is moved once.
-// Statistics are in fp32; what is narrower is rounded once.
+// Statistics are in fp32; rounding is where plain PyTorch rounds.
 #pragma once
 #include "cells/math.h"
 #include "cuda/common/pack.cuh"
@@ -39,12 +39,20 @@ struct HeadNormTileConfig {
   static_assert(W % V == 0 && N * LANES >= W, "a row is whole vectors, all of them in registers");
 };
 
-// The gate's factor and its derivative.
-template <HeadGate ACT>
+// A number as it is stored in type S.
+template <class S>
+DEVICE float rounded(float x) {
+  if constexpr (sizeof(S) == 2) x = Half<S>::low(Half<S>::pack(x, 0.0f));
+  return x;
+}
+
+// The gate's factor and its derivative. The factor has the gate's dtype, as plain PyTorch has it,
+// which also takes the derivative of a sigmoid from that.
+template <class G>
 DEVICE void head_gate(float& factor, float& slope, float z) {
-  const float s = sigmoid(z);
-  factor = ACT == HeadGate::SILU ? z * s : s;
-  slope = ACT == HeadGate::SILU ? s + factor * (1.0f - s) : s * (1.0f - s);
+  const float s = sigmoid(z), silu = z * s;
+  factor = rounded<typename G::Z>(G::ACT == HeadGate::SILU ? silu : s);
+  slope = G::ACT == HeadGate::SILU ? s + silu * (1.0f - s) : factor * (1.0f - factor);
 }
 
 template <class G>
@@ -120,7 +128,7 @@ DEVICE void head_norm_forward(const HeadNormArgs& a) {
     y[i] *= rstd * team.gain[i];
     if constexpr (G::GATED) {
       float factor, slope;
-      head_gate<G::ACT>(factor, slope, z[i]);
+      head_gate<G>(factor, slope, z[i]);
       y[i] *= factor;
     }
   }
@@ -151,8 +159,8 @@ DEVICE void head_norm_backward(const HeadNormArgs& a) {
       n[i] *= rstd;
       if constexpr (G::GATED) {
         float factor, slope;
-        head_gate<G::ACT>(factor, slope, z[i]);
-        z[i] = dn[i] * n[i] * team.gain[i] * slope;
+        head_gate<G>(factor, slope, z[i]);
+        z[i] = rounded<typename G::Z>(dn[i] * (n[i] * team.gain[i])) * slope;
         dn[i] *= factor;
       }
       dgain[i] = fused(dn[i], n[i], dgain[i]);

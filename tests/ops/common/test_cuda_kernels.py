@@ -204,7 +204,7 @@ CALLS: dict[str, tuple[Callable[[torch.dtype], None], bool, list[str]]] = {
     ),
     "head norm": (
         norm_of_heads,
-        True,
+        False,
         [f"head_norm_{name}" for name in ("forward", "backward", "finish")],
     ),
     "decoding": (
