@@ -30,7 +30,7 @@ from elman.ops.matrix_state.row_mix.spec import STEPS
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
 from elman.ops.matrix_state.triton.launch import Launch
-from elman.ops.matrix_state.triton.spec import Tile, reads_are_kept, tile_of
+from elman.ops.matrix_state.triton.tiles import Tile, reads_are_kept, tile_of
 from elman.report.markdown import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "triton-registers.md"

@@ -39,7 +39,7 @@ from elman.ops.matrix_state import custom_op, op
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import folds_of, tile_of
+from elman.ops.matrix_state.triton.tiles import folds_of, tile_of
 from tools.gpu import triton_row_mix
 from tools.gpu.instruments import distance, equal, in_turn, poisoned, recorded, replayed
 from tools.gpu.job import Check, Job, Row

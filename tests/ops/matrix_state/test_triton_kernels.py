@@ -19,7 +19,7 @@ from elman.models.cells import registry
 from elman.ops.matrix_state import op
 from elman.ops.matrix_state.stacked import E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import Tile, tile_of
+from elman.ops.matrix_state.triton.tiles import Tile, tile_of
 from tests.ops.matrix_state.triton_cases import (
     BF16,
     CASES,

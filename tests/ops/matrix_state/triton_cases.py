@@ -21,7 +21,7 @@ from elman.ops.matrix_state import op
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import tile_of
+from elman.ops.matrix_state.triton.tiles import tile_of
 
 Tensors = dict[str, Tensor]
 FP32, BF16 = torch.float32, torch.bfloat16

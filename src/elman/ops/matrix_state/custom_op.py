@@ -28,7 +28,7 @@ from elman.ops.matrix_state.abi import kept_dtype
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.triton import launch as triton
-from elman.ops.matrix_state.triton.spec import reads_are_kept
+from elman.ops.matrix_state.triton.tiles import reads_are_kept
 
 
 class Launch(Protocol):

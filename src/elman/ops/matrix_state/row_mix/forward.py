@@ -199,7 +199,7 @@ def row_mix_forward(
         steps: T.
         states: B heads.
         spec: What is computed, :class:`~elman.ops.matrix_state.row_mix.spec.MixSpec`.
-        tile: How, :class:`~elman.ops.matrix_state.triton.spec.Tile`.
+        tile: How, :class:`~elman.ops.matrix_state.triton.tiles.Tile`.
     """
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head

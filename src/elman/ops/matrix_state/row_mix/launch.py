@@ -21,7 +21,7 @@ from elman.ops.matrix_state.triton.launch import (
     has_fast_tanh,
     launched,
 )
-from elman.ops.matrix_state.triton.spec import Tile
+from elman.ops.matrix_state.triton.tiles import Tile
 
 NAMES = ("q", "k", "v", "decay", "gate")
 """The sequences of a call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elman.ops.matrix_state.triton.spec import Tile, power_of_two
+from elman.ops.matrix_state.triton.tiles import Tile, power_of_two
 
 MOST_ROWS, MOST_COLUMNS = 32, 64
 """Of a state. It stays in the registers of a program, beside W, its transpose and the gradient of

@@ -161,7 +161,7 @@ def matrix_forward(
         states: B heads.
         cell: The cell's step.
         spec: What is computed, :class:`~elman.ops.matrix_state.triton.spec.Spec`.
-        tile: How, :class:`~elman.ops.matrix_state.triton.spec.Tile`.
+        tile: How, :class:`~elman.ops.matrix_state.triton.tiles.Tile`.
     """
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head

@@ -21,14 +21,12 @@ from elman.ops.common.slices import Slice
 from elman.ops.common.uncompiled import traced_as_constant
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.plan import Plan, parse
-from elman.ops.matrix_state.triton.spec import (
+from elman.ops.matrix_state.triton.spec import Spec, of_loop, spec_of
+from elman.ops.matrix_state.triton.tiles import (
     MOST_COLUMNS,
-    Spec,
     Tile,
-    of_loop,
     power_of_two,
     prepared_of,
-    spec_of,
     tile_of,
 )
 
