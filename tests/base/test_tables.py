@@ -75,6 +75,7 @@ def test_a_column_that_is_missing_is_named(capsys, width: int) -> None:
     said = " ".join(lines).partition("columns left out (terminal too narrow): ")[2]
     missing = set(said.partition("; --wide shows all")[0].split(", "))
     everything = {"model", "cell", "dim x depth", "heads x state", "parameters", "source"}
+    everything |= {"state bytes", "per byte"}
     assert heads | missing == everything
     assert not heads & missing
     assert {"model", "parameters"} <= heads

@@ -126,4 +126,4 @@ def test_every_suggestion_exists() -> None:
     assert not {word for word in synonyms.KEYS if word in names and word not in _AMBIGUOUS}
 
 
-_AMBIGUOUS = {"gpus", "workers", "context", "block_size"}
+_AMBIGUOUS = {"gpus", "workers", "context", "block_size", "length"}

@@ -56,6 +56,6 @@ def test_shipped_models_are_counted_ahead(name: str) -> None:
     assert counted_ahead(config) == state_size(config)
 
 
-@pytest.mark.parametrize("override", ["model.dim=128", "model.n_heads=2", "model.n_state=8"])
+@pytest.mark.parametrize("override", ["model.dim=640", "model.n_heads=2", "model.n_state=8"])
 def test_a_changed_model_is_counted_anew(override: str) -> None:
     assert counted_ahead(compose_config(["model=e88_tiny", override]).model) is None

@@ -422,7 +422,7 @@ def test_the_best_of_several_sizes_is_offered(elman_here: Elman) -> None:
     assert lines[0] == "e4: dim, rank for 100,000,000 parameters"
     assert any(line.startswith("best first: those within 0.5% of the target") for line in lines)
     table = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
-    assert table[0] == [">", "640", "352", "100,145,280", "+0.15%"]
+    assert table[0] == [">", "640", "352", "100,145,280", "+0.15%", "5,120", "-"]
     (command,) = re.findall(r"^train it: (.+)$", output, re.M)
     assert command == "elman model=e4 train.chunk_size=8 model.rank=352"
     config = compose_config(shlex.split(command)[1:]).model
@@ -491,11 +491,13 @@ def test_a_target_of_operations_gives_the_size_that_costs_them(elman_here: Elman
         "parameters",
         "FLOPs a byte",
         "off",
+        "state bytes",
+        "per byte",
     ]
     table = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
     found = model(*typed, "model.dim=512", "model.depth=3")
     params = build_model(found, device="meta").num_params()
-    assert [">", "512", f"{params:,}", f"{each:,}", "+0.00%"] in table
+    assert [">", "512", f"{params:,}", f"{each:,}", "+0.00%", "4,096", "-"] in table
     assert f"train it: elman {' '.join(typed)} model.dim=512 model.depth=3" in lines
 
 
@@ -577,7 +579,7 @@ def test_a_sweep_ends_in_one_table(elman_here: Elman, tmp_path: Path) -> None:
         "20",
         "97,561,856",
         "-2.44%",
-        "1920: -13.45%",
+        "4,096",
     ]
     assert output.splitlines()[-4:] == [
         "elman model=e42 train.chunk_size=8 model.dim=128",

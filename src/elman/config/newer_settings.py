@@ -43,6 +43,8 @@ NEWER = (
     NewerSetting("train", "max_step_hours", 24.0, "2026-11-27, 894e228"),
     NewerSetting("train", "checkpoints", True, "2026-11-27, 82d914d"),
     NewerSetting("log", "plot", True, "2026-11-27, 82d914d"),
+    # Old runs had no overlap. It changes the last bits of few long rows on a GPU, and no name.
+    NewerSetting("train", "overlap", "auto", "2026-11-28, d97bad4"),
 )
 _NEWER_SECTIONS: dict[str, Section] = {"parallel": ParallelConfig()}  # 2026-11-23, 249ca19
 
