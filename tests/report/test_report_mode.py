@@ -245,6 +245,19 @@ def test_replayed_runs_are_rows_of_their_own(report: Report, sweep: FakeSweep) -
     assert "differs too: train.graph: false in e1; true in e1 #2" in done.lines
 
 
+def test_runs_whose_layers_computed_side_by_side_are_rows_of_their_own(
+    report: Report, sweep: FakeSweep
+) -> None:
+    # Older results do not say it, and older configurations lack train.overlap.
+    for parts in (None, 1, 8):
+        sweep.job("model=e1", f"train.seed={1 + (parts or 0)}", result={"time_parts": parts})
+    done = report(sweep.folder)
+    assert list(done.table) == ["e1", "e1 #2"]
+    assert "differs too: parts of a row side by side (train.overlap): 1 in e1; 8 in e1 #2" in (
+        done.lines
+    )
+
+
 def test_a_short_mean_says_its_count(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1", result={"loss_steps": 40})
     assert report(sweep.folder).table["e1"]["loss"] == "1.5000 (last 40)"

@@ -289,6 +289,10 @@ class RunResult(Part):
     graph: bool | None = number(
         "forward and backward pass were replayed as a CUDA graph, not launched one by one"
     )
+    time_parts: Whole = number(
+        "parts of a row that passed through the layers side by side (train.overlap), which changes "
+        "the last bits of gradients; 1: the layers computed one after the other"
+    )
     matrix_precision: str | None = number(
         "precision of Muon's products, which make the update of a matrix orthogonal; null for the "
         "other optimizers"

@@ -163,6 +163,7 @@ def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: 
     trainer.totals.fill(result)
     result.reload_difference_bpb = trainer.reload_difference
     result.backend, result.graph = setup.backend, setup.graph
+    result.time_parts = trainer.state.model.time_parts
     result.precision = setup.precision
     size = state_size(
         setup.config.model, narrow_bytes=BF16_BYTES if setup.precision == "bf16" else 4

@@ -15,10 +15,10 @@ from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits_te
 NOT_RECORDED = "not recorded"
 
 # Two runs of one model may differ in these settings and still be the same experiment. The bytes of
-# the data, the backend, whether the pass was replayed and the precision of Muon are read from the
-# result, as measured.
+# the data, the backend, whether the pass was replayed, in how many parts, and the precision of Muon
+# are read from the result, as measured.
 _IRRELEVANT = {
-    "train": ("seed", "device", "graph", *WITHOUT_EFFECT["train"]),
+    "train": ("seed", "device", "graph", "overlap", *WITHOUT_EFFECT["train"]),
     "data": ("path", "val_path", "format", "field"),
     "optim": ("matrix_precision",),
 }
@@ -73,7 +73,7 @@ def measured(run: Run) -> str:
     if result is None:
         return ""
     ran = (result.backend, result.path, result.slow_path, result.params, bool(result.graph))
-    return json.dumps([*conditions(run).values(), *ran])
+    return json.dumps([*conditions(run).values(), *ran, result.time_parts or 1])
 
 
 def remarks(run: Run) -> dict[str, str]:
@@ -100,6 +100,7 @@ def remarks(run: Run) -> dict[str, str]:
         facts["data.path"] = data_names(run)
         # The oldest results have no such key: nothing was replayed then.
         facts["train.graph"] = _text(bool(run.result.graph))
+        facts["parts of a row side by side (train.overlap)"] = str(run.result.time_parts or 1)
         if run.section("optim").get("name") == "muon":  # the oldest results do not say
             facts["optim.matrix_precision"] = run.result.matrix_precision or "bf16"
         environment = run.result.environment
