@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from elman.models import wavefront
+from elman.models.cells.common import mixer
 from elman.models.language_model import LanguageModel
 from elman.models.wavefront import parts_of
 from elman.ops.dense.cuda import forms
@@ -132,6 +133,15 @@ def test_how_many_recurrences_run_at_once_is_known_from_the_kernels_plans() -> N
     dense = [forms.Shape("tanh", "bf16", rows, 1280, 0, (9, 0), 132) for rows in (1, 2, 4, 32)]
     assert [forms.calls_at_once(shape) for shape in dense] == [7, 3.5, 1.75, 1]
     assert forms.calls_at_once(forms.Shape("tanh", "fp32", 1, 1280, 0, (9, 0), 132)) == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_on_a_gpu_says_how_many_of_its_calls_run_at_once(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixer, "choose_backend", lambda cell, requested, device: cell.backends[-1])
+    layer = build(CASES[case])
+    assert layer.calls_at_once(1, torch.bfloat16, torch.device("cuda")) > 0
 
 
 def test_what_does_not_know_how_many_run_at_once_stays_whole() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.blocks import init
+from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
 from elman.models.cells.matrix_state.e63m import CELL
 from elman.models.state import State, first_state
@@ -42,6 +43,8 @@ class E63m(MatrixMixer):
     cell = CELL
     gate_bias: nn.Parameter
     value_bias: nn.Parameter
+    # The slots have kernels of their own, and no plan that says it.
+    calls_at_once = Mixer.calls_at_once
 
     @property
     def variant(self) -> str:
