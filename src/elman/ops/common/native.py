@@ -16,6 +16,8 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 """Dtypes that CPU kernels compute in, with their C++ names."""
 CUDA_TYPES = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the CUDA kernels between recurrences read and write, with their C++ names."""
+ENGINE_DTYPES = (torch.bfloat16, torch.float32)
+"""Dtypes of sequences that an engine computes on an NVIDIA GPU."""
 ENGINE_TYPES = {torch.bfloat16: "elman::bf16"} | C_TYPES
 """Dtypes of sequences in the CUDA text of an engine; only tests compile it for float64."""
 
@@ -31,7 +33,7 @@ def require_cpu_dtype(dtype: torch.dtype) -> None:
 
 def require_cuda_dtype(dtype: torch.dtype) -> None:
     """Raise UserError for a dtype in which no engine computes on an NVIDIA GPU."""
-    if dtype not in (torch.bfloat16, torch.float32):
+    if dtype not in ENGINE_DTYPES:
         raise UserError(
             f"kernels.backend=cuda: computes on bfloat16 and float32, not on {dtype}; "
             "use kernels.backend=reference"

@@ -12,6 +12,7 @@ from elman.layers import GRU, LSTM, CudaGRU, CudaLSTM
 from elman.models.backends import computation_path
 from elman.models.language_model import LanguageModel
 from elman.ops import fp16_range
+from elman.ops.common.precision import wide_dtype
 from elman.ops.decode.reference import draw
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -264,6 +265,15 @@ def test_the_dense_engine_computes_pytorchs_lstm(backend: str) -> None:
         found.append([h_bti, *last_bi, *gradients])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_on_a_gpu_cudnn_computes_in_what_the_dense_engine_does_not(dtype: torch.dtype) -> None:
+    layer = build(LSTM).to(dtype)
+    p_bti = torch.randn(2, 3, layer.width, dtype=dtype)
+    first_bi = [torch.randn(2, layer.width, dtype=wide_dtype(dtype)) for _ in range(2)]
+    found, wanted = (layer.run_over_time(p_bti, first_bi, name) for name in ("cuda", "torch"))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_cudnn_can_compute_gradients_in_evaluation_too() -> None:

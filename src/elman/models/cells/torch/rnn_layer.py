@@ -19,6 +19,7 @@ from elman.models.cells.torch import gru, lstm
 from elman.models.state import State, first_state
 from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape, empty_results, is_empty
+from elman.ops.common.native import ENGINE_DTYPES
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.dense.op import dense_recurrence
@@ -149,7 +150,8 @@ class LSTM(TorchRNN):
 
     Both biases of the forget gate start at 1 (vector-state specification 5.2). State: ``h``, ``c``.
     Backend ``cuda`` runs the steps on the kernels of
-    :class:`~elman.models.cells.dense.cudalstm_layer.CudaLSTM`, ``torch`` on cuDNN.
+    :class:`~elman.models.cells.dense.cudalstm_layer.CudaLSTM`, ``torch`` on cuDNN, and so does
+    ``cuda`` in fp16 and fp64, which the kernels do not know.
     """
 
     cell = lstm.CELL
@@ -167,7 +169,7 @@ class LSTM(TorchRNN):
         self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run the network; see :meth:`TorchRNN.run_over_time`."""
-        if backend == "torch":
+        if backend == "torch" or (backend == "cuda" and p_bti.dtype not in ENGINE_DTYPES):
             return super().run_over_time(p_bti, first_bi, backend)
         named = {name: self.rnn.get_parameter(name) for name, _ in self.rnn.named_parameters()}
         weight_ki = _of_kernels(narrow(named["weight_ih_l0"]))
