@@ -188,6 +188,20 @@ def test_it_is_a_good_operator(engine: Engine, cell: str) -> None:
 
 
 @SOME
+def test_the_first_state_is_read_as_it_lies(engine: Engine, cell: str) -> None:
+    """Its gradient, too: the operator is called with it by whoever traces or exports a layer."""
+    leaves = engine.draw(cell, "one-thread")
+    given = engine.cases.arguments(cell, leaves, None)
+    found = []
+    for lies in (lambda one: one, lambda one: one.mT.contiguous().mT):
+        first = lies(given[-2].detach()).requires_grad_()
+        y, *_ = engine.cases.OPERATOR(cell, "cpu", True, *given[:-2], first, None)
+        found.append([y, *torch.autograd.grad(y.sin().sum(), first)])
+    assert not first.is_contiguous()
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@SOME
 def test_it_compiles_without_a_break(engine: Engine, cell: str) -> None:
     """One graph, with the bits of the plain call."""
     torch._dynamo.reset()  # all cells share the code that is compiled

@@ -37,7 +37,7 @@ def backward(saved: Saved) -> Gradients:
     """Run a step back through time."""
     (batch, _, channels), first_sbi = saved.y_bti.shape, saved.first_sbi
     dinputs = gradient_room(saved)
-    dfirst_sbi = torch.empty_like(first_sbi)
+    dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     kernel = _KernelCall(saved, saved)
     kernel.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
