@@ -10,6 +10,7 @@ import hydra.version
 import pytest
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.base import Metadata, Node
 
@@ -66,6 +67,15 @@ def test_a_tree_is_the_one_of_hydra_alone(
     assert _nodes(fast) == _nodes(copied) == _nodes(alone)
     if "+mine=both" in overrides:
         assert fast.mine == {"part": {"less": 2}, "more": 3}
+
+
+def test_what_a_user_stores_anew_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", dict(store.repo))
+    for rate in (1, 2):
+        store.store(group="mine", name="stored", node={"rate": rate}, provider="a notebook")
+        for _ in range(3):
+            assert compose_tree(["+mine=stored"]).mine.rate == rate
 
 
 def test_a_copy_of_a_tree_is_its_own() -> None:

@@ -87,6 +87,7 @@ def _contents(defaults: Sequence[Any], repo: Any) -> tuple[Any, ...] | None:
         if (file := getattr(loaded, FILE, None)) is None:
             if loaded is None or loaded.path != "structured://":
                 return None
-            file = str(loaded.config) if loaded.provider == "elman" else loaded.provider
+            # Hydra's own stay as they are; others may be stored anew.
+            file = loaded.provider if loaded.provider == "hydra" else str(loaded.config)
         key += [file, default.config_path, default.package, default.primary, default.is_self]
     return tuple(key)
