@@ -238,7 +238,7 @@ def test_failed_runs_and_one_seed_get_a_sentence(tmp_path: Path) -> None:
     made.runs("e1", "800k", 2.5, 1)
     text = shown(made)
     assert "e88_800k: 3 of its runs failed (seed 1: nan, seed 2: nan, seed 3: nan)." in text
-    assert "A size with one seed tells nothing of its noise" in text
+    assert "A size with one seed says nothing about its noise" in text
 
 
 def test_a_ladder_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:

@@ -131,11 +131,23 @@ def test_the_plan_of_a_ladder_says_its_stages_and_its_cost(elman: Callable[..., 
     assert not Path("outputs").exists()
 
 
+def test_the_plan_names_a_family_whose_largest_size_cannot_be_predicted(
+    elman: Callable[..., Ended],
+) -> None:
+    models = "model=e88_100k,e88_200k,e1_100k"
+    ended = elman("-m", models, "tune=ladder", "sweep.dry_run=true")
+    assert ended.status == 0, ended.errors
+    assert "e88: no prediction from 2 sizes; type at least 3" in ended.output
+    assert "e1: no prediction from 1 size; type at least 3" in ended.output
+
+
 REFUSED = {
     "model=e88_tiny": "model=e88_tiny: a model of a ladder is named <family>_<size>",
     "train.steps=50": "train.steps=50: a ladder gives every size bytes in proportion",
     "tune.score=accuracy": "tune.score: not read by a ladder",
     "+tune.space.optim.beta2={values: [0.9, 0.99]}": "tune.ladder: tunes a range of optim.lr",
+    "optim.weight_decay=0.01,0.1": "model=e88_100k: a ladder has one run of each size, and these",
+    "model=e88_100k": "model=e88_100k: a ladder needs several sizes of a family; add others",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from elman.base.errors import UserError
 from elman.sections.tune import RATE, TuneConfig
 from elman.tuning.ladder import (
+    check_families,
     family_and_size,
     ladder_runs,
     line_of,
@@ -168,6 +169,9 @@ def test_families_of_one_or_two_sizes_run_without_a_line_to_check() -> None:
     assert most_checks(one) == 0
     assert [run.arm.label for run in ladder_runs(one)] == ["a_1m"] * 2
     assert predicted_next(one) == []
+    with pytest.raises(UserError, match="model=a_1m: a ladder needs several sizes of a family"):
+        check_families(one.arms)
+    check_families([*one.arms, arm("b", 1), arm("b", 2)])
     two = with_line(*TRIED, *whole("a_1m", 8e-3, 2.0), sizes=(1, 2))
     (last,) = predicted_next(two)
     assert prediction_of(two, last, NOW).score is None

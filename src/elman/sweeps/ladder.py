@@ -28,6 +28,8 @@ from elman.tuning.trials import Arm, Prediction, Tuned
 _YARDSTICK = 1e14
 """FLOPs a second by which the time of a ladder is named: a fraction of a GPU of 2023."""
 _MINUTE = 60
+_PREDICTABLE = 3
+"""Sizes of a family of which the largest can be predicted: a law takes two others."""
 
 
 class LadderSource(TunedSource):
@@ -110,6 +112,10 @@ def ladder_lines(arms: Sequence[ArmJobs], tuned: Tuned) -> Iterator[str]:
     )
     yield f"3. whole runs of all sizes but the largest: {whole - held}"
     yield f"4. the largest size of each family is predicted, then trained: {held}"
+    for family, own in families.items():
+        if len(own) < _PREDICTABLE:
+            number = f"{len(own)} size{'s' * (len(own) > 1)}"
+            yield f"{family}: no prediction from {number}; type at least {_PREDICTABLE}"
     yield from _amounts(arms, tuned)
 
 

@@ -15,7 +15,7 @@ from elman.sections.budget import BUDGETS
 from elman.sections.tasks import TaskConfig
 from elman.sections.tune import SHAPE, LadderConfig, Leaf, TuneConfig, Value
 from elman.sweeps.composing import JobComposer
-from elman.tuning.ladder import family_and_size
+from elman.tuning.ladder import check_families, family_and_size
 from elman.tuning.shapes import check_shapes, shapes_of, text_of
 from elman.tuning.space import Space, overrides_of
 from elman.tuning.study import check_sampler
@@ -65,6 +65,8 @@ def arms_of(jobs: Sequence[SweepJob], config: TuneConfig, composer: JobComposer)
         seeds = tuple(dict.fromkeys(job.config.train.seed for job in own))
         refuse_seed(config, seeds)
         arms.append(_arm(label, texts, own[0].config, seeds, config, composer))
+    if config.ladder is not None:
+        check_families(one.arm for one in arms)
     return arms
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from elman.base.errors import UserError
@@ -42,6 +42,25 @@ def family_and_size(model: str) -> tuple[str, int]:
             "tune=rates"
         )
     return found["family"], int(found["number"]) * _UNITS[found["unit"]]
+
+
+def check_families(arms: Iterable[Arm]) -> None:
+    """Raise UserError unless a family has several sizes, and each size of a family one arm."""
+    families: dict[str, dict[int | None, Arm]] = {}
+    for arm in arms:
+        sizes = families.setdefault(arm.family, {})
+        if (same := sizes.setdefault(arm.size, arm)) is not arm:
+            raise UserError(
+                f"model={arm.model}: a ladder has one run of each size, and these are two: "
+                f"'{same.label}' and '{arm.label}'; type a ladder for each, or tune=rates"
+            )
+    if all(len(sizes) < 2 for sizes in families.values()):
+        family, sizes = next(iter(families.items()))
+        raise UserError(
+            f"model={next(iter(sizes.values())).model}: a ladder needs several sizes of a family; "
+            f"add others of {family} (elman mode=models models.sizes=true models.filter={family}_ "
+            "lists them), or type tune=rates"
+        )
 
 
 def line_of(tuned: Tuned, family: str, at: str) -> Line | None:

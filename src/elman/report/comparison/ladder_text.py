@@ -144,7 +144,7 @@ def limits(ladder: Ladder) -> list[str]:
     found = [line for family in ladder.families for line in _limits_of(family)]
     fewest = min((len(step.scores) for one in ladder.families for step in one.steps), default=0)
     if fewest < 2:
-        found.append("A size with one seed tells nothing of its noise; add train.seed=1,2,3.")
+        found.append("A size with one seed says nothing about its noise; add train.seed=1,2,3.")
     if any(one.law is not None and len(one.law.points) < _ENOUGH for one in ladder.families):
         found.append(
             f"A law through fewer than {_ENOUGH} sizes bends with each of them: take E, A and a as "
