@@ -64,6 +64,29 @@ def test_a_sweep_over_runs_has_one_page_of_all(run: Path, elman: Elman) -> None:
     assert page.count("<h1>") == 1
 
 
+def test_a_killed_probe_goes_on_in_the_folder_that_it_named(run: Path, elman: Elman) -> None:
+    typed = (*SMALL, "probe.checkpoint=run", "probe.parts=loss", "hydra.run.dir=probe")
+    folder = run.parent / "probe"
+    assert elman(*typed)[0] == ExitStatus.OK
+    status, said = elman(*typed)
+    assert status == ExitStatus.USER_ERROR
+    assert "hydra.run.dir=probe: holds a result; name a new folder or drop" in said
+    for name in ("probe.json", "probe.html"):
+        (folder / name).unlink()  # as if it had been killed before
+    assert elman(*typed, "probe.seed=7")[0] == ExitStatus.USER_ERROR
+    status, said = elman(*typed)
+    assert status == ExitStatus.OK, said
+    assert (folder / "probe.json").exists()
+
+
+def test_a_short_text_is_read_in_shorter_documents(run: Path, elman: Elman) -> None:
+    (run.parent / "short").write_bytes(TEXT[:1000])
+    short = ("mode=probe", "probe.checkpoint=run", "probe.parts=loss", "probe.path=short")
+    assert elman(*short, "hydra.run.dir=probe")[0] == ExitStatus.OK
+    result = json.loads((run.parent / "probe" / "probe.json").read_text())
+    assert (result["length"], result["documents"]) == (256, 3)
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -73,13 +96,15 @@ def test_a_sweep_over_runs_has_one_page_of_all(run: Path, elman: Elman) -> None:
         ("probe.parts=[]", "name each part once"),
         ("probe.format=raw", "read only with probe.path"),
         ("probe.device=tpu", "probe.device=tpu"),
+        ("probe.checkpoint=.", "a folder of 1 runs; name one, as in run"),
         ("probe.lenght=900", "did you mean probe.length=900?"),
         ("model=e1", "model: read only with mode=train"),
     ],
 )
 def test_a_wrong_setting_is_one_line(run: Path, elman: Elman, override: str, line: str) -> None:
     rest = [one for one in SMALL if one.split("=")[0] != override.split("=")[0]]
-    status, said = elman(*rest, "probe.checkpoint=run", override)
+    typed = [] if override.startswith("probe.checkpoint") else ["probe.checkpoint=run"]
+    status, said = elman(*rest, *typed, override)
     assert status == ExitStatus.USER_ERROR
     assert line in said
     assert said.count("\n") == 1

@@ -121,7 +121,7 @@ def test_claim_leaves_an_occupied_folder_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("left", ["result.json", "checkpoints", "metrics.jsonl"])
+@pytest.mark.parametrize("left", ["result.json", "checkpoints", "metrics.jsonl", "probe.json"])
 def test_discard_keeps_a_run_that_has_begun(tmp_path: Path, left: str) -> None:
     folder = make_folder(tmp_path / "outputs", "e1_0")
     (folder / left).write_text("something")

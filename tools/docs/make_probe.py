@@ -14,72 +14,79 @@ PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 TEXT = """\
 # What a state remembers
 
-    elman mode=probe probe.checkpoint=<run folder>
-    elman mode=probe probe.checkpoint=<run folder> probe.length=131072 probe.path=book.txt
-    elman -m mode=probe probe.checkpoint=<run>,<run>,<run>     # one page, the runs side by side
+A probe loads a trained model, reads long stretches of text with it, and measures what its state
+holds: how far back the model uses its context, how long its state shows a change of the text, and
+what is lost without the state of one layer. It works for every cell and every baseline, because all
+of them carry their state in the same way.
 
-A probe loads a checkpoint, reads long stretches of text with it, and measures what its states hold.
-It works for every cell and every baseline, because all carry their state in the same way. It writes
-`probe.json`, which has every number with its definition, and the page `probe.html`. With
-`probe.paper=true` it also writes each figure as SVG and PDF. `tools/docs/make_probe.py` writes this
-page.
+    elman hydra.run.dir=first                    # one minute of training; any run of text will do
+    elman mode=probe probe.checkpoint=first
+    elman mode=probe probe.checkpoint=first probe.length=131072 probe.path=book.txt
+    elman -m mode=probe probe.checkpoint=first,second          # one page, the runs side by side
 
-The text is the run's own held-out tail, or the files of `probe.path`. It is read as
-`probe.documents` evenly spaced stretches of `probe.length` bytes, called documents: 8 of 131,072
-bytes on a GPU and of 8,192 bytes on a CPU, or fewer if not so many fit. A document may hold several
-files of the corpus. If the run was trained with `data.reset_at_documents`, its states are zero
-again behind each byte 0x1e here, too.
+A probe has a folder of its own. There it writes `probe.json`, which has every number with its
+definition, and the page `probe.html`. With `probe.paper=true` it also writes each figure as SVG and
+PDF, and the summary as a LaTeX table.
 
-The states are carried from chunk to chunk, so memory does not grow with the length. A call reads
-so many rows that their states take an eighth of the free memory of the GPU (1 GiB on a CPU). If it
-still finds no room, it is made anew in halves, which gives the same numbers.
+The text is the run's own held-out tail, or the files of `probe.path`. The probe reads
+`probe.documents` stretches of it, evenly spaced and each `probe.length` bytes long. They are called
+documents. Without these settings there are 8 of them, of 131,072 bytes on a GPU and of 8,192 bytes
+on a CPU. If the text is too short for that, there are fewer, but at least two. If it is too short
+for two, they are halved. A document may hold several files of the corpus. If the run was trained
+with `data.reset_at_documents`, the states are also reset after each byte 0x1e.
+
+The states are carried from chunk to chunk, so memory does not grow with the length. The states of
+the rows that are read together take at most an eighth of the free memory of the GPU (1 GiB on a
+CPU). If a call runs out of memory all the same, it is split in two. The numbers stay the same.
 
 On an H100, E88 with 102M parameters took 23 s for 8 documents of 131,072 bytes: loss 11 s, memory
-3 s, recall 6 s, state 2 s, ablation 1 s; one run, on 2026-11-28. The default model took 27 s of two
-CPU cores together, for 8 documents of 8,192 bytes.
+3 s, recall 6 s, state 2 s, ablation 1 s; one run, on 2026-11-28. The default model took 27 s on two
+CPU cores for 8 documents of 8,192 bytes.
 
-Each finished part is kept in the cache until the probe has all of them. If a probe is killed, the
-same command measures only what is missing. A state or a prediction that is not finite ends its
-part: the page names the layer, the part of its state, the row, and how many bytes had been read.
-The exit status is then 3.
+Each finished part is stored in the cache until the probe has all of them. If a probe is stopped or
+killed, the same command measures only what is missing. If a state or a prediction is not finite,
+its part has no numbers. The page then names the layer, the part of its state, the row, and how many
+bytes were read before. The exit status is 3.
 
 ## Parts
 
-`probe.parts=[loss,memory]` measures some parts only.
+`probe.parts=[loss,memory]` measures only these parts.
 
-- **loss**: bits per byte by position with the state carried, and with all states reset after every
-  trained length. The *useful length* says how far back the context helps. It compares contexts on
-  the same bytes, so the noise of the text cancels.
-- **memory**: 16 bytes are replaced by those of another document, and the change is followed. It
-  shows in the predictions, and in the state of each layer: its *half-life*. This needs no gradient,
-  so it also holds for nonlinear states.
-- **recall**: random keys with random values are written before a stretch of text, and one key is
-  asked for behind it.
+- **loss**: bits per byte by position, once with the state carried through the whole document, and
+  once with all states reset after every trained length. The *useful length* says how far back the
+  context helps. All contexts predict the same bytes, so the noise of the text cancels.
+- **memory**: 16 bytes are replaced by those of another document. The probe follows this change in
+  the predictions and in the state of each layer, whose *half-life* it gives. This needs no
+  gradient, so it also holds for nonlinear states.
+- **recall**: random keys with random values are written into the text. Some distance later one key
+  is written again: how well does the model predict its value?
 - **state**: norm, saturated entries, effective rank and decay of each head, over time. `grow / die`
-  counts heads whose norm more than doubles, or falls below a half, behind the trained length. Cells
-  without a decay are named on the page.
-- **ablation**: one layer's state is reset before every step, frozen, or swapped with that of
+  counts the heads whose norm more than doubles, or falls below a half, after the trained length.
+  The page names cells that have no decay.
+- **ablation**: the state of one layer is reset before every step, frozen, or swapped with that of
   another document.
 
-An attention carries its keys and values. If it has no `model.context` of its own, it attends to as
-many bytes as it was trained on; `probe.window` says another number. The page says which one it was.
+The state of an attention is its keys and values. An attention without a `model.context` of its own
+attends to as many bytes as it was trained on; `probe.window` sets another number. The page gives
+the number.
 
 {interval}
 
 ## Trained on longer memory: state passing
 
-A model that always starts from zero state has never seen the states that arise behind its trained
-length. Some models get worse there. State passing repairs this. Train on from the run's weights for
-500 steps in which the states are carried from batch to batch, and probe before and after:
+A model that always starts from zero state has never seen the states that arise after its trained
+length. Some models get worse there. State passing repairs this: train the model for 500 more steps
+in which the states are carried from batch to batch, and probe it before and after.
 
-    elman train.init_from=<run folder> train.tbptt=true train.steps=500 train.minutes=null \\
+    elman train.init_from=first train.tbptt=true train.steps=500 train.minutes=null \\
       hydra.run.dir=passed
-    elman -m mode=probe probe.checkpoint=<run folder>,passed probe.length=131072
+    elman -m mode=probe probe.checkpoint=first,passed
 
-Type the settings of the first training that are not part of its model, as `data.path`,
-`train.batch_size` and `train.chunk_size`. An attention needs `model.context=<bytes>` for this,
-since its state would grow without end. Look at *Saved by carrying the state*: behind the trained
-length it is negative where a carried state does harm, and after state passing it should not be.
+The first command takes the model from the run. Repeat the other settings of the first training in
+it, such as `data.path`, `train.batch_size` and `train.chunk_size`. An attention also needs
+`model.context=<bytes>`, since its state would grow without end. The picture *Saved by carrying the
+state* shows the effect: after the trained length it is negative where a carried state does harm,
+and after state passing it should not be.
 
 ## The summary
 

@@ -99,6 +99,8 @@ def _interrupted() -> str:
     name = last_received()
     line = "elman: interrupted" + (f" ({name})" if name else "")
     job = session.current().job
+    if job is not None and job.config.mode == "probe":
+        return f"{line}; the same command measures only what is missing"
     if job is None or job.config.mode != "train":
         return line
     return f"{line} before the first step: nothing to save"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ from elman.base.consoles import say, table_console
 from elman.base.disk import say_unwritten
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, RunStatus
-from elman.base.live_line import ProgressBar
+from elman.base.live_line import PLAIN_SECONDS, ProgressBar
 from elman.base.typed_in import shortest
 from elman.base.whole_file import put_json
 from elman.config.run_config import RunConfig
@@ -34,13 +33,13 @@ from elman.report.probe.views import views_of
 from elman.report.probe.write import print_and_write
 from elman.runs.folder import RunLock, write_config
 from elman.runs.prepared import PreparedRun
-from elman.sections.probe import ProbeConfig
+from elman.sections.probe import SHORTEST, ProbeConfig
 from elman.sections.training import DataConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 _LENGTH = {"cuda": 131_072, "cpu": 8_192}
-_DOCUMENTS = 8
+_DOCUMENTS, _FEWEST = 8, 2
 # A pass that learns nothing keeps one layer's tensors only, so it can have more positions.
 _TIMES_A_TRAINED_BATCH = 4
 # A call has the states before it, those after it, and what its layers compute in fp32.
@@ -67,7 +66,7 @@ def run(job: PreparedRun) -> ExitStatus:
         result = _described(settings, checkpoint, trained, reader, text, backend)
         facts = result.model_dump() | {"meta": checkpoint.meta, "revision": revision()}
         kept = KeptParts(facts | {"offsets": text.offsets_d.tolist()})
-        with ProgressBar("starting", Console(stderr=True), quiet=math.inf) as bar:
+        with ProgressBar("starting", Console(stderr=True), quiet=PLAIN_SECONDS) as bar:
             subject = Subject(reader, text, settings.seed)
             measure(subject, settings.parts, result, kept, bar.begin, bar.show)
         tree = result.model_dump()
@@ -96,28 +95,38 @@ def _opened(
             f"probe.checkpoint={settings.checkpoint}: learned a task, whose symbols are no text; "
             "name a run that learned text"
         )
-    length = settings.length or _LENGTH[device.type]
+    usual = _LENGTH[device.type]
     if settings.path is None:
         with open_text(trained.data, trained.train.chunk_size, console.print) as data:
-            yield _documents(settings, data.source, data.train_bytes, length)
+            yield _documents(settings, data.source, data.train_bytes, usual)
         return
     chosen = chosen_to_score(settings.path, settings.format, settings.field, "probe.path")
     if left := chosen_line(chosen, "probing on"):
         say(console, f"files: {left}")
     with open_files(chosen.train, settings.field, "probe.path") as source:
-        yield _documents(settings, source, 0, length)
+        yield _documents(settings, source, 0, usual)
 
 
-def _documents(settings: ProbeConfig, source: ByteSource, first: int, length: int) -> Text:
-    """Return evenly spaced stretches of the text from byte ``first`` on."""
-    size, row = len(source) - first, length + 1
+def _documents(settings: ProbeConfig, source: ByteSource, first: int, usual: int) -> Text:
+    """Return evenly spaced stretches of the text from byte ``first`` on.
+
+    Without ``probe.length`` they have the usual length, halved until enough of them fit.
+    """
+    size = len(source) - first
+    length = settings.length or usual
+    while settings.length is None and length > SHORTEST:
+        if (length + 1) * (settings.documents or _FEWEST) <= size:
+            break
+        length //= 2
+    row = length + 1
     fitting = size // row
     count = settings.documents or min(_DOCUMENTS, fitting)
-    if count < 2 or count > fitting:
-        longest = size // max(2, settings.documents or 0) - 1
-        shorter = f"type probe.length={longest} or less, or " if longest >= 64 else ""
+    if count < _FEWEST or count > fitting:
+        longest = size // max(_FEWEST, settings.documents or 0) - 1
+        shorter = f"type probe.length={longest} or less, or " if longest >= SHORTEST else ""
         raise UserError(
-            f"probe.length={length}: {max(2, count)} documents need {max(2, count) * row:,} bytes, "
+            f"probe.length={length}: {max(_FEWEST, count)} documents need "
+            f"{max(_FEWEST, count) * row:,} bytes, "
             f"but {source.label} has {size:,} to read; {shorter}name more text with "
             "probe.path=<file>"
         )
@@ -183,7 +192,7 @@ def _described(
     return ProbeResult(
         status=RunStatus.OK,
         backend=resolve_backend(cell, backend, reader.device, allow_slow=True),
-        checkpoint=str(checkpoint.path),
+        checkpoint=str(checkpoint.path.absolute()),
         step=checkpoint.step,
         model=trained.model.name,
         cell=trained.model.cell,

@@ -14,10 +14,6 @@ from elman.probe.result import Estimates
 
 Floats = NDArray[np.float64]
 
-INTERVAL = (
-    "the interval holds 95 % of 1,000 resamples of the documents (bootstrap, with replacement); it "
-    "says how far other documents of this text would move the number, not another seed of training"
-)
 _RESAMPLES, _SEED = 1000, 42
 _ENDS = (2.5, 97.5)
 

@@ -52,8 +52,8 @@ class Loss(Part):
     )
     by_context: Estimates = number(
         "bits per byte of the last bytes of each document (scored_bytes in all) if the model "
-        "begins at zero state so near before each of them that c to 2 c - 1 bytes are its context; "
-        "the bytes are the same for every context c, so the noise of the text cancels",
+        "starts from zero state c to 2 c - 1 bytes before each of them. The bytes are the same for "
+        "every context c, so the noise of the text cancels",
         "bits",
         Estimates(),
     )
@@ -103,13 +103,13 @@ class Memory(Part):
     )
     half_lives: list[Number] = number(
         "of each layer: the distance at which the change of its state (layers) is half of that at "
-        "distance 0, with exponential decay between two measured distances; null if it is more up "
-        "to the last one. A state that decays by d at every step has log 0.5 / log d",
+        "distance 0, with exponential decay between two measured distances; null if it is still "
+        "more at the last one. A state that decays by d at every step has log 0.5 / log d",
         "bytes",
         [],
     )
     half_life_of_prediction: Number = number(
-        "the distance at which kl is half of what it is at distance 1; null if it never is", "bytes"
+        "the distance at which kl is half of its value at distance 1; null if it never is", "bytes"
     )
 
 
@@ -119,14 +119,14 @@ class RecallKind(Part):
     pairs: int = fact("different keys, each with its value, that were written one after another")
     copies: int = fact("how often they were written")
     saved: Estimates = number(
-        "bits per byte of a value of 16 random letters that are saved behind its key of 8 random "
-        "letters, because both were written so many bytes before: control minus the bits there. "
-        "Between them lies text of the document. One of the pairs is asked for, at random",
+        "bits per byte that the model saves on a value of 16 random letters after its key of 8 "
+        "random letters, because key and value stood so many bytes before: control minus the bits "
+        "there. Text of the document lies between. Of several pairs, a random one comes back",
         "bits",
         Estimates(),
     )
     control: Number = number(
-        "bits per byte of the value where another value was written behind the key", "bits"
+        "bits per byte of the value where another value was written after the key", "bits"
     )
 
 
@@ -167,8 +167,8 @@ class LayerState(Part):
     parts: dict[str, StatePart] = fact("its parts, without the last inputs of a convolution")
     decay: list[list[float]] | None = number(
         "at each position and of each head: the factor by which a step multiplies the old state "
-        "before it writes, as the cell computes it; the mean over the bytes since the last stop of "
-        "the reading and over documents. Null: the cell has no decay",
+        "before it writes, as the cell computes it: the mean over documents, and over the bytes of "
+        "the last chunk before the position. Null: the cell has no decay",
         "factor",
     )
 
@@ -188,7 +188,7 @@ class Ablation(Part):
     """Bits lost without one layer's state."""
 
     context: Whole = fact("bytes that are read before the intervention", "bytes")
-    scored: Whole = fact("bytes of each document behind it that are scored", "bytes")
+    scored: Whole = fact("bytes of each document after it that are scored", "bytes")
     whole: Number = number("bits per byte of the scored bytes without an intervention", "bits")
     reset: Estimates = number(
         "of each layer: bits per byte that are lost if all of its state, the last inputs of its "
@@ -197,8 +197,8 @@ class Ablation(Part):
         Estimates(),
     )
     frozen: Estimates = number(
-        "of each layer: bits per byte that are lost if its state is before every step what it was "
-        "at the intervention",
+        "of each layer: bits per byte that are lost if every step starts from the state that the "
+        "layer had at the intervention",
         "bits",
         Estimates(),
     )

@@ -26,7 +26,7 @@ from elman.base.seals import sealed_text
 from elman.base.whole_file import put_text
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.newer_settings import without_newer
-from elman.config.run_config import RunConfig, flatten
+from elman.config.run_config import MODES, RunConfig, flatten
 
 _ATTEMPTS = 1000
 # A process that only asks who runs in a folder holds the folder's lock for a moment.
@@ -73,12 +73,21 @@ def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.no
     raise UserError(f"{root}: no free folder name after {_ATTEMPTS} attempts; check the clock")
 
 
-def claim_folder(folder: Path, key: str) -> Path:
-    """Make ``folder``, or take it if it is empty; the user named it with the setting ``key``.
+def claim_folder(folder: Path, key: str, config: RunConfig | None = None) -> Path:
+    """Make a folder that the user named, or take it if it is empty.
+
+    It is also taken if a killed process left it: the same command goes on there.
+
+    Args:
+        folder: The folder.
+        key: The setting with which the user named it.
+        config: The job.
 
     Raises:
         UserError: it is not empty, or cannot be made.
     """
+    if config is not None and _left_unfinished(folder, config):
+        return folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # If two processes find the same empty folder, only one can make the file.
@@ -116,7 +125,8 @@ def discard_folder(folder: Path) -> None:
     A folder with a result, a checkpoint or a single metric in it is kept.
     """
     metrics = folder / run_files.METRICS
-    begun = [folder / run_files.RESULT, folder / run_files.CHECKPOINTS]
+    results = {mode.result_file for mode in MODES.values()}
+    begun = [folder / name for name in (*results, run_files.CHECKPOINTS)]
     if any(path.exists() for path in begun) or (metrics.exists() and metrics.stat().st_size):
         return
     shutil.rmtree(folder)
@@ -127,9 +137,24 @@ def discard_folder(folder: Path) -> None:
             root.rmdir()
 
 
+def _left_unfinished(folder: Path, config: RunConfig) -> bool:
+    """Whether a folder has this job without a result, of a mode that ``train.resume`` leaves."""
+    mode = MODES[config.mode]
+    if mode.result_file == run_files.RESULT or (folder / mode.result_file).exists():
+        return False
+    try:
+        text = (folder / run_files.CONFIG).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return text == sealed_text(config_text(config))
+
+
 def _occupied(folder: Path, key: str) -> UserError:
     if not folder.is_dir():
         return UserError(f"{key}={folder}: this is a file; name another folder")
+    of_others = {mode.result_file for mode in MODES.values()} - {run_files.RESULT}
+    if any((folder / name).exists() for name in of_others):
+        return UserError(f"{key}={folder}: holds a result; name a new folder or drop {key}")
     if (folder / run_files.CONFIG).exists():
         return UserError(
             f"{key}={folder}: holds another run; name a new folder, drop {key}, "

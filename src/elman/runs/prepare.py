@@ -122,7 +122,7 @@ def prepare(tree: DictConfig) -> PreparedRun:
     if is_resume(config):
         return _resumed(tree, config, run_dir, place)
     if run_dir is not None:
-        folder = claim_folder(Path(run_dir), "hydra.run.dir")
+        folder = claim_folder(Path(run_dir), "hydra.run.dir", config)
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)

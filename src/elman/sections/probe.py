@@ -13,6 +13,8 @@ from elman.sections.training import DataFormat, refuse_unread
 ProbePart = Literal["loss", "memory", "recall", "state", "ablation"]
 """What is measured, each by a file of ``elman.probe`` with its name."""
 PARTS: tuple[ProbePart, ...] = get_args(ProbePart)
+SHORTEST = 64
+"""Bytes of a document, at least."""
 # `probe.parts=loss` means `probe.parts=[loss]`.
 _one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
@@ -25,7 +27,8 @@ class ProbeConfig(Section):
         path: Bytes to read; null is the run's own held-out tail.
         format: As ``data.format``, of ``path``.
         field: As ``data.field``, of ``path``.
-        length: Bytes that are predicted in a document; null is 131,072 on a GPU, 8,192 on a CPU.
+        length: Bytes that are predicted in a document; null is 131,072 on a GPU, 8,192 on a CPU, or
+            less where the text is short.
         documents: Evenly spaced stretches of the text; null is 8, or as many as fit.
         window: Bytes that an attention attends to; null is its own context, or its trained length
             if that has no end.
@@ -39,7 +42,7 @@ class ProbeConfig(Section):
     path: str | list[str] | None = None
     format: DataFormat = "auto"
     field: str = "text"
-    length: Annotated[int, rounded, Field(ge=64)] | None = None
+    length: Annotated[int, rounded, Field(ge=SHORTEST)] | None = None
     documents: Annotated[int, rounded, Field(ge=2)] | None = None
     window: Annotated[int, rounded, Field(ge=2)] | None = None
     parts: Annotated[list[ProbePart], _one_or_more] = Field(default_factory=lambda: [*PARTS])

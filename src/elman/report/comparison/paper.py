@@ -75,8 +75,13 @@ def refuse_foreign(files: Files, folder: Path) -> None:
             )
 
 
-def write_paper(files: Files, folder: Path) -> Path:
+def write_paper(files: Files, folder: Path, key: str = "report.out") -> Path:
     """Write the files into ``folder``/paper; return the path of that folder.
+
+    Args:
+        files: The files.
+        folder: The folder.
+        key: The setting that names it.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -92,7 +97,7 @@ def write_paper(files: Files, folder: Path) -> Path:
     except OSError as error:
         raise UserError(
             f"{place}: the figures cannot be written ({error.strerror}); "
-            "name another folder with report.out=<folder>"
+            f"name another folder with {key}=<folder>"
         ) from None
     return place
 

@@ -29,12 +29,18 @@ from elman.report.probe.layers import (
     no_decay,
     state_plots,
 )
-from elman.report.probe.pictures import ablation_plots, loss_plots, memory_plots, recall_plots
+from elman.report.probe.pictures import (
+    ablation_plots,
+    loss_plots,
+    memory_plots,
+    recall_plots,
+    sentence,
+)
 from elman.report.probe.views import NONE, View, number, size
 
 INTERVAL = (
-    "An interval holds 95 % of 1,000 resamples of the documents (bootstrap): it says how far other "
-    "documents of this text would move the number, not another seed of training."
+    "An interval holds 95 % of 1,000 resamples of the documents (bootstrap). It says how far other "
+    "documents of this text would move the number. It says nothing about other seeds of training."
 )
 
 
@@ -120,7 +126,7 @@ def _changing(view: View) -> str:
     return NONE if states is None else f"{states.growing} / {states.dying} of {states.heads}"
 
 
-def _dearest(view: View) -> str:
+def _costliest(view: View) -> str:
     lost = view.result.ablation.reset.mean if view.result.ablation else []
     return number(max(lost), ".3f") + f" (layer {lost.index(max(lost))})" if lost else NONE
 
@@ -131,7 +137,7 @@ COLUMNS = (
     Column("params", "parameters", lambda view: f"{view.result.params:,}"),
     Column(
         "trained length",
-        "bytes of the rows that it was trained on",
+        "bytes of each row that it was trained on",
         lambda view: size(view.result.trained_length),
     ),
     Column(
@@ -149,16 +155,16 @@ COLUMNS = (
         DEFINITIONS["loss.useful_length"],
         lambda view: size(view.result.loss.useful_length) if view.result.loss else NONE,
     ),
-    Column("interval", "of the useful length", _interval),
+    Column("interval", "the interval of the useful length", _interval),
     Column(
         "longest half-life",
-        f"of the layers: {DEFINITIONS['memory.half_lives']}",
+        f"the longest one of all layers. {sentence(DEFINITIONS['memory.half_lives'])}",
         longest_half_life,
     ),
     Column(
         "recall",
-        "the distance up to which one pair, written once, saves more than 0.1 bits per byte at the "
-        f"low end of its interval; {DEFINITIONS['recall.kinds.saved']}",
+        f"the distance up to which one pair, written once, saves more than {RECALLED} bits per "
+        f"byte at the low end of its interval. Saved are {DEFINITIONS['recall.kinds.saved']}",
         _recall,
     ),
     Column(
@@ -168,15 +174,14 @@ COLUMNS = (
     ),
     Column(
         "grow / die",
-        f"heads whose norm more than doubles, and falls below a half: "
-        f"{DEFINITIONS['state.layers.parts.growth']}",
+        "heads whose norm more than doubles / falls below a half. The growth of a head is "
+        f"{DEFINITIONS['state.layers.parts.growth'].removeprefix('of each head: ')}",
         _changing,
     ),
     Column(
-        "dearest layer",
-        f"the most bits per byte that are lost by the reset of one layer: "
-        f"{DEFINITIONS['ablation.reset']}",
-        _dearest,
+        "costliest layer",
+        f"the layer whose reset loses most. The reset loses, {DEFINITIONS['ablation.reset']}",
+        _costliest,
     ),
 )
 

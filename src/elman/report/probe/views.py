@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from elman.base import run_files
+from elman.base.typed_in import shortest
 from elman.probe.result import ProbeResult
 
 NONE = "-"
@@ -38,18 +40,38 @@ def views_of(trees: Sequence[Mapping[str, Any]]) -> list[View]:
             results.append(ProbeResult.model_validate(tree, strict=False))
         except ValidationError:
             continue
-    names = [result.model for result in results]
-    views = []
-    for row, result in enumerate(results):
-        alone = names.count(result.model) == 1
-        name = result.model if alone else f"{result.model} ({_run_of(result)})"
-        views.append(View(row, name, result))
-    return views
+    return [
+        View(row, name, result)
+        for row, (name, result) in enumerate(zip(_names(results), results, strict=True))
+    ]
 
 
-def _run_of(result: ProbeResult) -> str:
-    """Return the folder of the run and the step, which tell runs of one model apart."""
-    return f"{Path(result.checkpoint).parents[1].name}, step {result.step:,}"
+def _names(results: Sequence[ProbeResult]) -> Iterator[str]:
+    """Yield a name of each result that no other one has, as short as possible."""
+    forms = [[form(result) for result in results] for form in _FORMS]
+    forms.append([f"{name}, probe {row}" for row, name in enumerate(forms[-1], 1)])
+    for row in range(len(results)):
+        yield next(names[row] for names in forms if names.count(names[row]) == 1)
+
+
+def _run(result: ProbeResult) -> Path:
+    """Return the folder of the run, or that of a checkpoint that lies alone."""
+    place = Path(result.checkpoint)
+    return place.parents[1] if place.parent.name == run_files.CHECKPOINTS else place
+
+
+def _in_full(result: ProbeResult) -> str:
+    """Return the path of the run and the step, without the last bracket."""
+    return f"{result.model} ({shortest(_run(result))}, step {result.step:,}"
+
+
+_FORMS: tuple[Callable[[ProbeResult], str], ...] = (
+    lambda one: one.model,
+    lambda one: f"{one.model} ({_run(one).name}, step {one.step:,})",
+    lambda one: f"{_in_full(one)})",
+    lambda one: f"{_in_full(one)}; {one.length:,} bytes of {one.text})",
+)
+"""What a probe is called, from the shortest form to the longest."""
 
 
 def number(value: float | None, form: str = ".4f") -> str:

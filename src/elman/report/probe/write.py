@@ -59,7 +59,9 @@ def _written_paper(views: Sequence[View], folder: Path) -> Path:
     table = latex_table(Table(heads, lines), f"{meanings} {INTERVAL}", "tab:probes")
     plots = list(plots_of(views))
     return write_paper(
-        files_of(table, [(one.figure, f"{one.title}. {one.caption}") for one in plots]), folder
+        files_of(table, [(one.figure, f"{one.title}. {one.caption}") for one in plots]),
+        folder,
+        "hydra.run.dir",
     )
 
 

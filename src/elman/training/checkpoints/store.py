@@ -362,6 +362,10 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
         newest = CheckpointStore(folder, 1, "").newest() if folder.is_dir() else None
         if newest is not None:
             return newest
+    runs = sorted(inside.parent for inside in path.glob(f"*/{CHECKPOINTS}"))
+    if runs:
+        first = relative(runs[0])
+        raise UserError(f"{path}: a folder of {len(runs)} runs; name one, as in {first}")
     raise UserError(f"{path}: holds no checkpoint; name a run folder or one of its checkpoints")
 
 
