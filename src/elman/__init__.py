@@ -4,6 +4,7 @@
 >>> model = elman.build("e75h4n16", dim=256, depth=4)
 >>> model = elman.load("outputs/2026-01-31/12-00-00-000000_e88_tiny_0123abcd")
 >>> text = bytes(elman.generate(model, b"def ", 200))
+>>> sweep = elman.read_sweep("outputs/2026-01-31/12-00-00-000000_sweep")  # for pandas
 
 Layers are ordinary modules under :mod:`elman.layers`. Importing ``elman`` does not import torch.
 """
@@ -18,14 +19,17 @@ from elman.base.version import __version__
 if TYPE_CHECKING:
     from elman.config.named_model import build
     from elman.evaluation.generation import generate
+    from elman.report.frames import read_run, read_sweep
     from elman.training.checkpoints.loading import load
 
-__all__ = ["__version__", "build", "generate", "load"]
+__all__ = ["__version__", "build", "generate", "load", "read_run", "read_sweep"]
 
 _HOMES = {
     "build": "elman.config.named_model",
     "generate": "elman.evaluation.generation",
     "load": "elman.training.checkpoints.loading",
+    "read_run": "elman.report.frames",
+    "read_sweep": "elman.report.frames",
 }
 
 

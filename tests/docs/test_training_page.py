@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.config.suggestions import known_keys
+from elman.evaluation.records import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -37,6 +38,7 @@ def test_every_record_and_every_file_of_a_run_is_on_the_page(train: Callable[...
     for kind, names in kinds.items():
         row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{kind}` |"))
         assert [name for name in names if f"`{name}`" not in row] == []
+        assert names <= KINDS[kind].model_fields.keys()
     for path in folder.iterdir():
         if path.name != ".lock":
             assert f"`{path.name}" in PAGE, path.name

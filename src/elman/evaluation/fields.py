@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -44,14 +45,41 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
-def definitions(part: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the definition of every number of a part and of parts in it."""
+@dataclass(frozen=True)
+class Described:
+    """What a field says of itself.
+
+    Args:
+        text: Its definition.
+        unit: Its unit; None if it has none.
+        is_number: Whether each run writes the definition beside it.
+    """
+
+    text: str
+    unit: str | None = None
+    is_number: bool = False
+
+
+def described(part: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Described]]:
+    """Yield every field of a part and of parts in it, by its dotted name."""
     for name, field in part.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get(_DEFINED):
-            yield f"{prefix}{name}", field.description or ""
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        unit = extra.get("unit")
+        yield (
+            f"{prefix}{name}",
+            Described(
+                field.description or "",
+                unit if isinstance(unit, str) else None,
+                bool(extra.get(_DEFINED)),
+            ),
+        )
         for inner in _parts_of(field.annotation):
-            yield from definitions(inner, f"{prefix}{name}.")
+            yield from described(inner, f"{prefix}{name}.")
+
+
+def definitions(part: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the definition of every number of a part and of parts in it."""
+    return ((name, field.text) for name, field in described(part) if field.is_number)
 
 
 def _parts_of(annotation: Any) -> Iterator[type[BaseModel]]:

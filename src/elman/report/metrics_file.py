@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from pydantic_core import from_json
 
 from elman.base import run_files
+from elman.evaluation.records import KINDS, Record
 from elman.sections.budget import RATES
 
 Floats = npt.NDArray[np.float64]
@@ -65,6 +67,20 @@ class Metrics:
 def read_metrics(folder: Path) -> Metrics:
     """Return the records of the run in ``folder``; leave out and name what cannot be read."""
     books = _Books()
+    return books.metrics(_read(folder, books))
+
+
+def read_records(folder: Path) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Return every record of the run in ``folder`` by its kind, and what could not be read.
+
+    If a step is repeated, the later record counts.
+    """
+    whole = _Whole()
+    return whole.kinds, _read(folder, whole)
+
+
+def _read(folder: Path, books: _Reader) -> list[str]:
+    """Let ``books`` take every record; return what cannot be read, one line each."""
     problems = []
     try:
         for records in _blocks(folder / run_files.METRICS):
@@ -77,20 +93,64 @@ def read_metrics(folder: Path) -> Metrics:
         problems.append(f"{run_files.METRICS}: its last line is cut off; left out")
     if books.damaged:
         problems.append(f"{run_files.METRICS}: {books.damaged} lines cannot be read; left out")
-    return books.metrics(problems)
+    return problems
 
 
 @dataclass
-class _Books:
-    """The records while they are read."""
+class _Reader:
+    """What takes records while they are read, and counts what is not in a run's form."""
+
+    damaged: int = field(default=0, kw_only=True)
+    cut: bool = field(default=False, kw_only=True)
+
+    def take_all(self, records: Iterable[Any]) -> None:
+        """Add records, some of which may not be in the form that a run writes."""
+        for record in records:
+            if record is _CUT:
+                self.cut = True
+                continue
+            try:
+                self.take(record)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                self.damaged += 1
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Add one record.
+
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: it does not have a run's form.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class _Whole(_Reader):
+    """Whole records by their kind."""
+
+    kinds: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {kind: [] for kind in KINDS}
+    )
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Add one record; a session drops the steps that it repeats."""
+        kind, step = record["kind"], int(record["step"])
+        form = KINDS.get(kind, Record)
+        read = form.model_validate({k: v for k, v in record.items() if k != "kind"})
+        if kind == "session":
+            for known in self.kinds.values():
+                del known[bisect_right(known, step, key=itemgetter("step")) :]
+        self.kinds.setdefault(kind, []).append(read.model_dump())
+
+
+@dataclass
+class _Books(_Reader):
+    """The numbers that curves are drawn from."""
 
     steps: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     windows: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     validations: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     sessions: list[tuple[int, int]] = field(default_factory=list)
     rates: dict[str, float] = field(default_factory=dict)
-    damaged: int = 0
-    cut: bool = False
 
     def take_all(self, records: Iterable[Any]) -> None:
         """Add records, some of which may not be in the form that a run writes."""
@@ -106,20 +166,11 @@ class _Books:
             ):
                 steps.append(step)
                 losses.append(loss)
-            elif record is _CUT:
-                self.cut = True
             else:
-                try:
-                    self.take(record)
-                except (KeyError, TypeError, ValueError, OverflowError):
-                    self.damaged += 1
+                super().take_all((record,))
 
     def take(self, record: dict[str, Any]) -> None:
-        """Add one record.
-
-        Raises:
-            KeyError, TypeError, ValueError, OverflowError: it does not have a run's form.
-        """
+        """Add one record, as in the base class."""
         kind, step = record["kind"], int(record["step"])
         if kind == "step":
             if record["loss"] is not None and record.get("applied", True):

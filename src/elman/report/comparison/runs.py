@@ -34,6 +34,7 @@ DAMAGED = "damaged"
 WAITS = (NOT_STARTED, UNFINISHED)
 """The states of a job of a running sweep that is to come."""
 NOT_ENDED = (RUNNING, *WAITS)
+UNREADABLE = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
 _CHANGED = "changed after the run wrote it (it has another sha256)"
 CHANGED_RESULT = (
     f"{_CHANGED}, so the run does not count; put the file back, or remove its digests to use it as "
@@ -52,12 +53,14 @@ class Tuning:
         phase: ``trial``, ``second``, ``common``, or ``best``: the arm's best setting, confirmed.
         values: The values of the searched keys.
         common: Whether the best setting is the published one, so that it counts as both.
+        trial: Its number among the trials of its arm, from 1; None of a run at full budget.
     """
 
     arm: str
     phase: str
     values: Mapping[str, Any] = field(default_factory=dict)
     common: bool = False
+    trial: int | None = None
 
 
 BEST, SECOND, COMMON, TRIAL = "best", "second", "common", "trial"
@@ -188,6 +191,7 @@ def _tuning(record: Any) -> Tuning | None:
         phase=str(record.get("phase") or TRIAL),
         values=dict(values) if isinstance(values, Mapping) else {},
         common=bool(record.get("common")),
+        trial=trial if isinstance(trial := record.get("trial"), int) else None,
     )
 
 
@@ -462,8 +466,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place], key:
         added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         runs = tuple(read_run(child) for child in children if is_run(child))
-        problem = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
-        return Source(folder, runs, is_sweep=True, problems=(problem,))
+        return Source(folder, runs, is_sweep=True, problems=(UNREADABLE,))
     if (mode := content.get("mode", "train")) != "train":
         raise UserError(f"{key}={folder}: a sweep of mode={mode}, but this is for training runs")
     suite, problems = _suite(content, places)

@@ -68,12 +68,9 @@ class TunedSweep:
 
 def tuned_sweep(source: Source) -> TunedSweep | str | None:
     """Return what a sweep found; None if it was not tuned, and a line if its record is damaged."""
-    try:
-        tuned = trials_of(source.folder) if source.is_sweep else None
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
-        return f"what {run_files.SWEEP} says of its tuning cannot be read ({one_line(error)})"
-    if tuned is None or not tuned.arms:
-        return None
+    tuned = tuning_of(source)
+    if not isinstance(tuned, Tuned):
+        return tuned
     at_edges = edges(tuned)
     facts = tuple(_facts(arm, tuned, at_edges.get(arm.label, {})) for arm in tuned.arms)
     return TunedSweep(
@@ -84,6 +81,15 @@ def tuned_sweep(source: Source) -> TunedSweep | str | None:
         common=judge(_comparable(_arms(source, tuned, facts, COMMON), source, COMMON), tuned.goal),
         ranks=rank_correlation(tuned),
     )
+
+
+def tuning_of(source: Source) -> Tuned | str | None:
+    """Return what a sweep's folder says of its tuning; else as :func:`tuned_sweep`."""
+    try:
+        tuned = trials_of(source.folder) if source.is_sweep else None
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        return f"what {run_files.SWEEP} says of its tuning cannot be read ({one_line(error)})"
+    return tuned if tuned is not None and tuned.arms else None
 
 
 def to_decide(sweep: TunedSweep) -> tuple[list[str], str]:
