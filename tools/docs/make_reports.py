@@ -85,9 +85,10 @@ earlier versions have no digests.
 - **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with
   the tab key, and read it with the arrow keys.
 - **Marks** stand wherever a row is shown, and as a dashed square in the plots: `contended`,
-  `shared GPU`, `slow path`, `resumed`, `never left warm-up`, `long warm-up`, and `unequal` with the
-  conditions in which a row differs from the largest set of comparable rows. Where two rows are
-  compared, only marks of their own runs stand beside a speed or a time.
+  `shared GPU`, `slow path`, `resumed`, `from weights` (`train.init_from`), `never left warm-up`,
+  `long warm-up`, and `unequal` with the conditions in which a row differs from the largest set of
+  comparable rows. Where two rows are compared, only marks of their own runs stand beside a speed or
+  a time.
 
 A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. With 300
 rows no labels overlap, on a screen of 400 pixels too.

@@ -140,6 +140,7 @@ class Trainer:
                 f"differs from the checkpoint's model ({difference}); drop model= and its "
                 "settings to take that model"
             ) from error
+        self._display.say(f"weights: those of {checkpoint.path}")
         if difference:
             self._display.say(
                 f"train.init_from: the weights fit, but the checkpoint's model differs from "

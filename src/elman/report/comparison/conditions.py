@@ -262,11 +262,18 @@ def warm_up_words(run: Run) -> str:
     return f"{needed}: its rate reached {1 / share:.0%} of optim.lr" if share >= 1 else needed
 
 
+def begins_from(run: Run) -> str | None:
+    """Return the run or checkpoint whose weights a run began from; None if it began from none."""
+    place = run.section("train").get("init_from")
+    return None if place is None else str(place)
+
+
 MARKS: dict[str, Callable[[Run], bool]] = {
     "contended": lambda run: bool(run.result and run.result.contended),
     SHARED_GPU: lambda run: bool(run.result and (run.result.jobs_per_gpu or 1) > 1),
     "slow path": lambda run: bool(run.result and run.result.slow_path),
     "resumed": lambda run: run.resumed,
+    "from weights": lambda run: begins_from(run) is not None,
     IN_WARM_UP: only_warmed_up,
     LONG_WARM_UP: warmed_up_long,
     "unknown metric version": lambda run: not run.version_is_known,

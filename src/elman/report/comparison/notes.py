@@ -11,6 +11,7 @@ from elman.config.suite_rates import RATE, by_rate, rate_words
 from elman.report.comparison.conditions import (
     IN_WARM_UP,
     LONG_WARM_UP,
+    begins_from,
     budget_kinds,
     remarks,
     run_marks,
@@ -40,7 +41,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
         if len(places) > 1:
             notes.append(f"not comparable: different {name}: {_listing(places)}")
     notes += [*_budgets(counted), *_sizes(counted), *_remarks(counted), *_repeats(counted)]
-    notes += _warm_ups(counted)
+    notes += [*_warm_ups(counted), *_beginnings(counted)]
     if counted and all(len(row.counted) == 1 for row in counted):
         notes.append(
             "n=1: one seed a row, so the noise between seeds is unknown; "
@@ -107,6 +108,15 @@ def _warm_ups(rows: Sequence[Row]) -> list[str]:
     shown = [f"{row.label}: {warm_up_words(row.counted[0])}" for row in marked[:_MOST_NAMES]]
     more = f"; and {len(marked) - len(shown)} rows more" if len(marked) > len(shown) else ""
     return [f"not the same warm-up: {'; '.join(shown)}{more}"] if shown else []
+
+
+def _beginnings(rows: Sequence[Row]) -> list[str]:
+    """Name the trained weights that rows began from."""
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        if (place := begins_from(row.counted[0])) is not None:
+            places.setdefault(place, []).append(row.label)
+    return [f"began from trained weights (train.init_from): {_listing(places)}"] if places else []
 
 
 def _marks(row: Row) -> Iterator[str]:
