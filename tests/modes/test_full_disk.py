@@ -261,7 +261,7 @@ def _events(folder: Path) -> list[int]:
 
     read = EventAccumulator(str(folder))
     read.Reload()
-    return [event.step for event in read.Scalars("train/loss")]
+    return [event.step for event in read.Scalars("step/loss")]
 
 
 def test_a_dashboard_that_fails_is_left_alone(

@@ -37,21 +37,21 @@ def shown(folder: Path, tag: str) -> list[int]:
 def test_the_curves_of_a_resumed_run_do_not_run_backwards(
     train, killed, monkeypatch: pytest.MonkeyPatch, clock: str
 ) -> None:
-    assert shown(killed.folder, "train/loss") == [1, 2, 3, 4, 5, 6]
+    assert shown(killed.folder, "step/loss") == [1, 2, 3, 4, 5, 6]
     if clock == "was set back":
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() - 86_400)
     resumed = train(*LOGGED, f"train.resume={killed.folder}")
-    assert shown(resumed.folder, "train/loss") == [1, 2, 3, 4, 5, 6]
+    assert shown(resumed.folder, "step/loss") == [1, 2, 3, 4, 5, 6]
     assert shown(resumed.folder, "window/loss") == [2, 4, 6]
     again = train(*LOGGED, "train.steps=8", f"train.resume={killed.folder}")
-    assert shown(again.folder, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert shown(again.folder, "step/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_run_that_starts_again_shows_nothing_of_the_first_start(train, killed) -> None:
     shutil.rmtree(killed.folder / "checkpoints")
     resumed = train(*LOGGED, "train.steps=3", f"train.resume={killed.folder}")
-    assert shown(resumed.folder, "train/loss") == [1, 2, 3]
+    assert shown(resumed.folder, "step/loss") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

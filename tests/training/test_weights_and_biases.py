@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elman.training import weights_and_biases
+from elman.training import weights_and_biases, writer
 from tests.small_run import E1, TEXT, Elman, elman_said
 
 STUB = Path(__file__).parents[1] / "stubs" / "stub_wandb"
@@ -160,7 +160,7 @@ def test_a_report_that_fails_on_the_way_is_dropped_and_recorded(
 def test_a_failure_at_the_end_costs_nothing(
     elman: Elman, wandb: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(weights_and_biases, "FINISH_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "FINISH_SECONDS", 0.2)
     wandb.failing["finish"] = failing(RuntimeError("broken")) if how == "fails" else wandb.sleep
     status, said = elman(*SETTINGS, "hydra.run.dir=run", "log.plot=true")
     assert status == 0

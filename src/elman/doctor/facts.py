@@ -29,6 +29,7 @@ OPTIONAL = (
     "tilelang",
     "cuda-bindings",
     "wandb",
+    "trackio",
     "pyarrow",
 )
 """Distributions that no part of elman needs on every machine."""

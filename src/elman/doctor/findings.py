@@ -53,6 +53,7 @@ _USES = {
     "flash-linear-attention": "fla-gdn on a GPU",
     "cuda-bindings": "kernels on a GPU",
     "wandb": "log.wandb=true",
+    "trackio": "log.trackio=true",
     "pyarrow": "data in Parquet",
 }
 

@@ -313,6 +313,9 @@ class RunResult(Part):
         "with log.wandb: the id and project of the run there, whether it was recorded offline, and "
         "what went wrong"
     )
+    trackio: dict[str, Any] | None = fact(
+        "with log.trackio: the project and name of the run there, and what went wrong"
+    )
     digests: dict[str, Any] | None = fact(
         "sha256 of the rest of this file, and of the lines of metrics.jsonl as they were when it "
         "was written: a report finds what was changed later"

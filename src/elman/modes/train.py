@@ -309,8 +309,7 @@ class _Session:
         setup, folder, code = self._setup, self._setup.folder, end.status.exit_status
         arguments = (setup, self._findings, self._trainer, self._started)
         result = run_result(*arguments, end.status, end.error, self._job.phases)
-        if (remote := self._recorder.remote) is not None:
-            result.wandb = remote
+        self._recorder.fill(result)
         with suppress(OSError):  # a picture of an earlier session would hide a kill before the new
             (folder / run_files.LOSS_CURVE).unlink(missing_ok=True)
         try:

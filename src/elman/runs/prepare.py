@@ -41,6 +41,7 @@ from elman.runs.prepared import PreparedRun
 from elman.runs.recorded_job import put_config, recorded_job
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
 from elman.sections.training import DataConfig
+from elman.training.trackio_writer import check_installed
 from elman.training.weights_and_biases import check_access
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -282,6 +283,7 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
         check_data(data, config.train.chunk_size, may_pack=may_pack)
     if "log" in reads:
         check_access(config.log)
+        check_installed(config.log)
     places = {
         "train.init_from": config.train.init_from if "train" in reads else None,
         "eval.checkpoint": config.eval.checkpoint if config.eval else None,

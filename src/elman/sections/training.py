@@ -179,6 +179,8 @@ class LogConfig(Section):
         plot: Draw the losses into the run folder, as ``loss.png``.
         wandb: Also report to Weights & Biases (needs ``pip install 'elman[wandb]'``).
         wandb_project: Project name there.
+        trackio: Also report to Trackio (needs ``pip install 'elman[trackio]'``).
+        trackio_project: Project name there.
     """
 
     every: Count = 10
@@ -186,3 +188,5 @@ class LogConfig(Section):
     plot: bool = True
     wandb: bool = False
     wandb_project: str = "elman"
+    trackio: bool = False
+    trackio_project: str = "elman"

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard, Weights & Biases, result.json."""
+"""Where a run's numbers go: metrics.jsonl, the dashboards, result.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from elman.base.seals import sealed_tree
 from elman.base.whole_file import put_json, rename
 from elman.config.run_config import RunConfig
 from elman.evaluation.result import RunResult
+from elman.training.trackio_writer import Trackio
 from elman.training.weights_and_biases import WeightsAndBiases
+from elman.training.writer import Writer
 
 # A record is some hundred bytes.
 _LONGEST_LINE = 1 << 16
@@ -40,76 +42,80 @@ class Recorder:
     ) -> None:
         self._say = say
         # First, since it may refuse the run, whose folder then stays as it is.
-        self._remote = WeightsAndBiases(folder, config, say) if config.log.wandb else None
-        self._sinks: list[_Sink] = [self._remote] if self._remote is not None else []
+        self._writers: list[Writer] = []
+        if config.log.wandb:
+            self._writers.append(WeightsAndBiases(folder, config, say))
+        if config.log.trackio:
+            self._writers.append(Trackio(folder, config, say))
         mend_last_line(folder / run_files.METRICS)
         self._stream = Appender(folder / run_files.METRICS)
         if config.log.tensorboard:
-            self._sinks.append(_TensorBoard(folder))
+            self._writers.append(_TensorBoard(folder))
+        self._shown = list(self._writers)
 
     def steps(self, records: list[dict[str, Any]]) -> None:
         """Append optimizer steps, each with step, loss, lr and grad_norm."""
         self._append([{"kind": "step", **record} for record in records])
         for record in records:
             values = {key: value for key, value in record.items() if key != "step"}
-            self._show({f"train/{k}": v for k, v in values.items()}, record["step"])
+            self._show("step", values, record["step"])
 
-    @property
-    def remote(self) -> dict[str, Any] | None:
-        """What the result says of Weights & Biases; None without it."""
-        return None if self._remote is None else self._remote.record()
+    def fill(self, result: RunResult) -> None:
+        """Set what the result says of the dashboards."""
+        for writer in self._writers:
+            writer.fill(result)
 
     def begin(self, step: int) -> None:
         """Let the dashboards forget what an earlier session showed of the steps after ``step``."""
-        for sink in list(self._sinks):
-            self._guarded(sink, partial(sink.begin, step))
+        for writer in list(self._shown):
+            self._guarded(writer, partial(writer.begin, step))
 
     def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Append one record of another kind; its numbers go to the dashboards too."""
         self._append([{"kind": kind, "step": step, **values}])
-        numbers = {
-            f"{kind}/{key}": value
-            for key, value in values.items()
-            if isinstance(value, int | float)
-        }
-        self._show(numbers, step)
+        self._show(kind, values, step)
 
     def close(self) -> None:
         """Write what waits for disk space, close every stream, and say what is lost."""
         lost = {run_files.METRICS: self._stream.close()}
-        for sink in self._sinks:
-            lost[sink.name] = self._guarded(sink, sink.close) or 0
+        for writer in list(self._shown):
+            lost[writer.name] = self._guarded(writer, writer.close) or 0
         named = [f"{size:,} bytes of {name}" for name, size in lost.items() if size]
         if named:
             self._say(f"warning: lost for lack of disk space: {' and '.join(named)}")
 
     def finish(self, *, failed: bool) -> None:
-        """Wait a while for what Weights & Biases has not sent; call it after the result is written.
+        """Wait a while for what the dashboards have not sent; call it when the result is written.
 
         Args:
             failed: Whether the run failed.
         """
-        if self._remote is not None:
-            self._remote.finish(failed)
-            self._remote = None
+        for writer in self._writers:
+            writer.finish(failed=failed)
+        self._writers.clear()
 
     def _append(self, records: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records)
         self._stream.append(lines.encode())
 
-    def _show(self, values: Mapping[str, float | None], step: int) -> None:
-        for sink in list(self._sinks):
-            self._guarded(sink, partial(sink.scalars, values, step))
+    def _show(self, kind: str, values: Mapping[str, Any], step: int) -> None:
+        """Show the numbers of one record, called as in the record."""
+        numbers = {
+            f"{kind}/{key}": value
+            for key, value in values.items()
+            if value is None or isinstance(value, int | float)
+        }
+        for writer in list(self._shown):
+            self._guarded(writer, partial(writer.scalars, numbers, step))
 
-    def _guarded(self, sink: _Sink, act: Callable[[], int | None]) -> int | None:
-        """Call the dashboards; one that fails is dropped with a warning and never ends a run."""
+    def _guarded(self, writer: Writer, act: Callable[[], int | None]) -> int | None:
+        """Call a dashboard; one that fails is dropped with a warning and never ends a run."""
         try:
             return act()
         except Exception as error:
-            self._sinks.remove(sink)
-            if isinstance(sink, WeightsAndBiases):
-                sink.failed(error)
-            self._say(f"warning: {sink.name} gets no more numbers ({first_line(error)})")
+            self._shown.remove(writer)
+            writer.failed(error)
+            self._say(f"warning: {writer.name} gets no more numbers ({first_line(error)})")
             return None
 
 
@@ -118,7 +124,7 @@ class NoRecorder(Recorder):
 
     def __init__(self) -> None:
         """Open nothing."""
-        self._remote = None
+        self._writers = []
 
     def begin(self, step: int) -> None:
         """Do nothing."""
@@ -133,7 +139,7 @@ class NoRecorder(Recorder):
         """Do nothing."""
 
 
-class _TensorBoard:
+class _TensorBoard(Writer):
     """Writes TensorBoard's event file itself.
 
     torch's SummaryWriter uses a thread. A full disk ends that thread with a traceback, and then the
@@ -190,9 +196,6 @@ def _event(**fields: Any) -> bytes:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
     return record.getvalue()
-
-
-_Sink = _TensorBoard | WeightsAndBiases
 
 
 def mend_last_line(path: Path) -> None:

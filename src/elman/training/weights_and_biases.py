@@ -7,12 +7,11 @@ torch.
 from __future__ import annotations
 
 import contextlib
-import json
 import netrc
 import os
 import secrets
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from urllib.parse import urlsplit
 
 from elman.base import run_files
 from elman.base.errors import UserError, first_line
-from elman.base.whole_file import put_text
 from elman.config.run_config import RunConfig, flatten
+from elman.evaluation.result import RunResult
 from elman.sections.training import LogConfig
+from elman.training.writer import Writer, done_in_time, remembered
 
 INIT_SECONDS = 30.0
 """Longest wait for the server at the start of a run."""
-FINISH_SECONDS = 60.0
-"""Longest wait for what is still to be sent, after the result is written."""
 _OFFLINE = ("offline", "dryrun", "disabled")
 # Characters that Weights & Biases refuses in the name of a project.
 _FORBIDDEN = "/\\#?%:"
@@ -74,7 +72,7 @@ def _has_key() -> bool:
     return False
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Writer):
     """One session of a run there.
 
     If the server does not answer, the session is recorded in the run folder, to be sent later.
@@ -115,14 +113,11 @@ class WeightsAndBiases:
         where = f"offline, in {self._place}" if self._run.offline else self._run.url
         self._say(f"Weights & Biases: {where}")
 
-    def record(self) -> dict[str, Any]:
-        """Return what the result says of it: id, project, and what went wrong."""
+    def fill(self, result: RunResult) -> None:
+        """Set id, project, and what went wrong."""
         named = {key: self._given[key] for key in ("id", "project")}
         offline = self._run is not None and bool(self._run.offline)
-        return named | {"offline": offline, "problem": self._problem}
-
-    def begin(self, step: int) -> None:
-        """Do nothing: steps that are repeated after a kill are there already."""
+        result.wandb = named | {"offline": offline, "problem": self._problem}
 
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         """Report numbers of one step."""
@@ -133,35 +128,13 @@ class WeightsAndBiases:
         """Note that a report has failed; nothing more is reported."""
         self._problem = first_line(error)
 
-    def close(self) -> int:
-        """Do nothing yet: what is still to be sent is waited for once the result is written."""
-        return 0
-
-    def finish(self, failed: bool) -> None:
-        """Send the rest, for a minute at most.
-
-        Args:
-            failed: Whether the run failed.
-        """
-        problems: list[str] = []
+    def finish(self, *, failed: bool) -> None:
+        """Send the rest, for a minute at most."""
         if (run := self._run) is None:
             return
-
-        def finish() -> None:
-            try:
-                run.finish(exit_code=int(failed))
-            except Exception as error:
-                problems.append(first_line(error))
-
-        sender = threading.Thread(target=finish, name="elman-wandb", daemon=True)
-        sender.start()
-        try:
-            sender.join(FINISH_SECONDS)
-        finally:
-            if sender.is_alive():
-                problems.append(f"not everything was sent within {FINISH_SECONDS:.0f} s")
-                _end_its_processes()
-        for problem in problems:
+        act = partial(run.finish, exit_code=int(failed))
+        problem = done_in_time(act, "elman-wandb", _end_its_processes)
+        if problem is not None:
             self._say(
                 f"warning: Weights & Biases: {problem}; `wandb sync {self._place}` sends the rest"
             )
@@ -200,15 +173,13 @@ class WeightsAndBiases:
 
 
 def own_id(folder: Path) -> str:
-    """Return the id of a run, the same in each session; it is made and kept if there is none."""
-    path = folder / run_files.WANDB
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    """Return the id of a run, the same in each session."""
     older = (folder / "wandb").is_dir()  # the id of such a run was its folder's name
-    own = folder.name.replace(":", "-") if older else secrets.token_hex(8)
-    with contextlib.suppress(OSError):  # a full disk: the run goes on
-        put_text(path, json.dumps({"id": own}) + "\n")
-    return own
+    return remembered(
+        folder / run_files.WANDB,
+        "id",
+        lambda: folder.name.replace(":", "-") if older else secrets.token_hex(8),
+    )
 
 
 def _end_its_processes() -> None:
