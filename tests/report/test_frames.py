@@ -118,10 +118,12 @@ def test_trials_stand_apart_from_the_runs_that_count(tmp_path: Path) -> None:
 
 def test_a_ladder_has_its_sizes_and_predictions(tmp_path: Path) -> None:
     ladder = FakeLadder(tmp_path / "ladder", "e88", "e1")
-    ladder.whole("e88", "e1")
+    ladder.runs("e1", "800k", 2.4, 1)
     ladder.predict("e1", "800k", 2.5)
     ladder.sweep.write()
-    arms = elman.read_sweep(ladder.sweep.folder).arms
+    data = elman.read_sweep(ladder.sweep.folder)
+    arms = data.arms
+    assert (data.runs["arm"], data.runs["seed"]) == (["e1_800k"], [1])
     top = next(row for row in arms.rows if row["arm"] == "e1_800k")
     assert (top["family"], top["size"], top["width"], top["params"]) == (
         *("e1", 800_000),
