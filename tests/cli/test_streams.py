@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from elman.cli.main import main
+from elman.doctor.facts import Facts
 from elman.doctor.findings import Finding, Mark
 from elman.modes import doctor
 from elman.training.display import Display, Progress
@@ -49,7 +51,13 @@ def test_the_diagnosis_is_on_standard_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Finding("machine", "GPU", Mark.ABSENT, "none")]
-    monkeypatch.setattr(doctor, "gather", lambda say: say(["torch"]))
+    nothing = Facts({}, (), {}, ())
+
+    def gather(show: Any) -> Iterator[Facts]:
+        show(["torch"])
+        yield nothing
+
+    monkeypatch.setattr(doctor, "gather", gather)
     for judge in ("machine", "backends", "forms", "baselines", "combinations"):
         monkeypatch.setattr(doctor, judge, lambda facts: [])
     monkeypatch.setattr(doctor, "installed", lambda facts: found)

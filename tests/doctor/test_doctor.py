@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -405,6 +406,7 @@ def test_baselines_and_why_not(monkeypatch) -> None:
     assert found.mark == Mark.BROKEN
     found = judged(facts(HOPPER, mamba_ssm=Answered(problem="killed by SIGABRT")))
     assert (found.mark, found.found) == (Mark.BROKEN, "mamba-ssm: killed by SIGABRT")
+    assert "--force-reinstall" in found.mend
     assert judged(facts(torch=Answered(problem="late"))).found == "torch does not work"
 
 
@@ -432,7 +434,7 @@ def package(folder: Path, name: str, code: str) -> None:
 def test_a_question_ends_as_it_may_and_says_how(tmp_path, monkeypatch, code, problem) -> None:
     package(tmp_path, "triton", code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = ask(["triton"])["triton"]
+    ((_, found),) = ask(["triton"])
     if problem is None:
         assert found == Answered({}, None)
     else:
@@ -452,8 +454,8 @@ def test_a_question_without_end_is_ended_with_what_it_started(tmp_path, monkeypa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     waited: list[list[str]] = []
-    found = ask(["triton"], waited.append, limit=3)
-    assert found["triton"].problem == "no answer within the time limit"
+    ((_, found),) = ask(["triton"], waited.append, limit=3)
+    assert found.problem == "no answer within the time limit"
     assert waited == [["triton"]]
     for pid in pids.read_text().split():
         eventually(partial(gone, int(pid)))
@@ -511,11 +513,34 @@ def test_this_machine_without_a_compiler(tmp_path: Path) -> None:
 def test_the_status_and_the_commands_below_the_table(
     monkeypatch, capsys, here, status, commands
 ) -> None:
-    monkeypatch.setattr(doctor_mode, "gather", lambda show: here)
+    monkeypatch.setattr(doctor_mode, "gather", lambda show: iter([here]))
     assert doctor_mode.run(PreparedRun(compose_config(["mode=doctor"]))) == status
     said = capsys.readouterr().out
     assert said.endswith(commands)
     assert ("\nTo " in said) is bool(commands)
+
+
+def test_an_area_is_printed_while_slower_questions_are_open(monkeypatch, capsys) -> None:
+    here = facts(cuda=None)
+
+    def gather(show: Any) -> Iterator[Facts]:
+        yield replace(here, open=frozenset({"torch", "mamba-ssm"}))
+        assert capsys.readouterr().out == ""
+        yield replace(here, open=frozenset({"mamba-ssm"}))
+        said = capsys.readouterr().out
+        assert [line.strip() for line in said.splitlines() if line[0] != " "] == AT_ONCE
+        late = Answered({"problem": None}, seconds=5.25)
+        yield replace(here, answers=here.answers | {"mamba-ssm": late})
+
+    monkeypatch.setattr(doctor_mode, "gather", gather)
+    monkeypatch.setattr(doctor_mode, "packed_data", lambda reading: [])
+    assert doctor_mode.run(PreparedRun(compose_config(["mode=doctor"]))) == ExitStatus.OK
+    said = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in said[:-1] if line[0] != " "] == ["backends", "baselines"]
+    assert said[-1].endswith(": mamba-ssm 5.2 s")
+
+
+AT_ONCE = ["installed", "machine", "known bad"]
 
 
 def test_settings_of_other_modes_are_refused() -> None:

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from elman.doctor.questions import MARK
@@ -29,34 +29,36 @@ class Answered:
     Args:
         value: The answer; empty if there is none.
         problem: Why there is no answer: the last line of an exception, a signal or the time limit.
+        seconds: How long it took, with the start of its process.
     """
 
     value: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
+    seconds: float = field(default=0.0, compare=False)
 
 
 def ask(
     questions: Iterable[str],
     show: Callable[[list[str]], None] = lambda waiting: None,
     limit: float | None = None,
-) -> dict[str, Answered]:
-    """Ask all questions side by side and return how each ended.
+) -> Iterator[tuple[str, Answered]]:
+    """Ask all questions side by side, and yield how each ended as soon as it has.
 
     Args:
         questions: Names in :data:`elman.doctor.questions.QUESTIONS`.
         show: Called with the names of the open questions whenever one is answered.
         limit: Seconds for each question; None means :data:`TIME_LIMIT`.
     """
-    found: dict[str, Answered] = {}
-    deadline = time.monotonic() + (TIME_LIMIT if limit is None else limit)
+    began = time.monotonic()
+    deadline = began + (TIME_LIMIT if limit is None else limit)
     with ExitStack() as stack:
         waiting = {name: stack.enter_context(_Asked(name)) for name in questions}
         while waiting:
             show(list(waiting))
             ended = _wait(waiting, deadline)
+            seconds = time.monotonic() - began
             for name in ended:
-                found[name] = waiting.pop(name).answer()
-    return found
+                yield name, replace(waiting.pop(name).answer(), seconds=seconds)
 
 
 class _Asked:

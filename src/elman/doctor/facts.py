@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from elman.doctor.asking import Answered, ask
-from elman.doctor.questions import OF_A_GPU, QUESTIONS
+from elman.doctor.questions import QUESTIONS
 from elman.kernels.cache import kernel_cache
+from elman.kernels.packages import PACKAGES, installation_problem
 from elman.kernels.triton_version import triton_version
 
 OPTIONAL = (
@@ -79,6 +80,7 @@ class Facts:
         answers: How each question ended, by name, without the questions that were not asked.
         places: Folders for runs and kernels.
         visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        open: The questions that are not answered yet.
     """
 
     versions: Mapping[str, str | None]
@@ -86,6 +88,7 @@ class Facts:
     answers: Mapping[str, Answered]
     places: tuple[Place, ...]
     visible: str | None = None
+    open: frozenset[str] = frozenset()
 
     def value(self, question: str) -> Mapping[str, Any]:
         """Return the answer to a question; empty if there is none."""
@@ -116,21 +119,30 @@ class Facts:
         return bool(self.value("nvml").get("devices"))
 
 
-def gather(show: Callable[[list[str]], None] = lambda waiting: None) -> Facts:
-    """Collect the facts of this machine; ``show`` as in :func:`~elman.doctor.asking.ask`."""
+def gather(show: Callable[[list[str]], None] = lambda waiting: None) -> Iterator[Facts]:
+    """Yield what is known of this machine, again after each answer; the last has all answers.
+
+    Args:
+        show: As in :func:`~elman.doctor.asking.ask`.
+    """
     unmet = _unmet()
     names = {"torch", "numpy", "hydra-core", "nvidia-ml-py", *OPTIONAL}
     versions = {name: _version(name) for name in names} | {"triton": triton_version()}
+    places = (_place("runs", Path("outputs")), _place("kernels", kernel_cache()))
+    # No process is needed to say that a package is not there.
+    missing = {name: text for name in PACKAGES if (text := installation_problem(name))}
+    answers = {name: Answered({"problem": text}) for name, text in missing.items()}
     put = [
         question
         for question in QUESTIONS
-        if all(versions[name] for name, about in _ABOUT.items() if about == question)
+        if question not in missing
+        and all(versions[name] for name, about in _ABOUT.items() if about == question)
     ]
-    places = (_place("runs", Path("outputs")), _place("kernels", kernel_cache()))
-    answers = ask(put, show)
-    if answers["torch"].value.get("devices"):
-        answers |= ask(OF_A_GPU, show)
-    return Facts(versions, unmet, answers, places, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    facts = Facts(versions, unmet, answers, places, visible, frozenset(put))
+    for name, answer in ask(put, show):
+        facts = replace(facts, answers={**facts.answers, name: answer}, open=facts.open - {name})
+        yield facts
 
 
 def _version(name: str) -> str | None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from elman.base.units import GPU_MEMORY, size_text
 from elman.base.version import __version__
 from elman.doctor.facts import OPTIONAL, Facts, Place
+from elman.kernels.packages import PACKAGES
 
 MIN_FREE = 2 << 30
 """Bytes below which a folder is reported as nearly full: the checkpoints of one 100M run."""
@@ -107,11 +108,19 @@ def _optional(facts: Facts, name: str) -> Finding:
     area, version = "installed", facts.versions[name]
     if version is None:
         return Finding(area, name, Mark.ABSENT, f"not installed; for {_USES[name]}")
-    if (problem := facts.problem(name)) is None:
+    problem = facts.problem(name)
+    if problem is None or name in PACKAGES:  # the baselines say what is wrong with theirs
         return Finding(area, name, Mark.OK, version)
     found = f"{version} cannot be imported: {problem}"
-    again = f"pip install --force-reinstall --no-build-isolation --no-deps {name}=={version}"
-    return Finding(area, name, Mark.BROKEN, found, again)
+    return Finding(area, name, Mark.BROKEN, found, install_again(facts, name))
+
+
+def install_again(facts: Facts, name: str) -> str:
+    """Return the command that installs a distribution once more, in its version."""
+    return (
+        "pip install --force-reinstall --no-build-isolation --no-deps "
+        f"{name}=={facts.versions[name]}"
+    )
 
 
 def machine(facts: Facts) -> list[Finding]:

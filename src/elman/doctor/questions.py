@@ -150,9 +150,11 @@ def causal_conv1d() -> Answer:
 
 
 def _package(name: str) -> Answer:
-    """Return why a baseline's package cannot run on the first GPU; no problem if it can."""
+    """Return why a baseline's package cannot run on the first GPU; no problem if there is none."""
     import torch
 
+    if not torch.cuda.is_available():
+        return {"problem": None}  # plain PyTorch computes the baseline
     from elman.base.errors import UserError
     from elman.kernels.packages import import_kernels, package_problem
 
@@ -172,9 +174,8 @@ QUESTIONS: dict[str, Callable[[], Answer]] = {
     "compiler": compiler,
     "triton": triton,
     "causal-conv1d": causal_conv1d,
+    **{name: partial(_package, name) for name in _KERNELS},
 }
-OF_A_GPU: dict[str, Callable[[], Answer]] = {name: partial(_package, name) for name in _KERNELS}
-"""Questions that make sense only where torch has a GPU."""
 
 
 def _first_line(thing: object) -> str:
@@ -186,4 +187,4 @@ def _text(value: str | bytes) -> str:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps((QUESTIONS | OF_A_GPU)[sys.argv[1]]()), flush=True)
+    print(MARK + json.dumps(QUESTIONS[sys.argv[1]]()), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.doctor.facts import Facts
-from elman.doctor.findings import Finding, Mark
+from elman.doctor.findings import Finding, Mark, install_again
 from elman.kernels.nvrtc import OLDEST
 from elman.kernels.triton_version import OLDEST as OLDEST_TRITON
 from elman.kernels.triton_version import older
@@ -105,7 +105,8 @@ def _baseline(facts: Facts, cell: Cell) -> Finding:
     if not facts.gpus:
         return Finding(area, cell.name, Mark.OK, "plain PyTorch, chunked: the path of a CPU")
     if (ended := facts.problem(cell.package)) is not None:
-        return Finding(area, cell.name, Mark.BROKEN, f"{cell.package}: {ended}")
+        mend = install_again(facts, cell.package)
+        return Finding(area, cell.name, Mark.BROKEN, f"{cell.package}: {ended}", mend)
     problem = facts.value(cell.package)["problem"]
     if problem is None:
         return Finding(area, cell.name, Mark.OK, f"{cell.package} {facts.versions[cell.package]}")
