@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from elman.models.cells.declaration import Cell, Option
 from elman.modes import parity as parity_mode
 from elman.parity import proof as proof_module
 from elman.parity.compare import compare, compare_beside, tolerance
+from elman.parity.experiment import Experiment, Run
 from elman.parity.proof import prove, runs_here
 from elman.parity.shapes import shapes_for
 from elman.report.tables.parity import print_parity_sweep
@@ -276,6 +278,29 @@ def test_progress_counts_every_check() -> None:
     proof = prove(model(), quick=True, progress=lambda done, total: seen.append((done, total)))
     count = len(proof.checks)
     assert seen == [(done, count) for done in range(count + 1)]
+
+
+def test_references_are_computed_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = threading.Event()
+    beside: list[bool] = []
+    called: list[int] = []
+    run_one = Experiment.run
+
+    def compiled(cell: Any, shape: Any, run: Run) -> None:
+        beside.append(computed.wait(60))
+
+    def run_and_tell(self: Experiment, run: Run) -> Any:
+        if run.backend == "reference":
+            computed.set()
+        else:
+            called.append(len(beside))
+        return run_one(self, run)
+
+    monkeypatch.setattr("elman.parity.proof.compile_for", compiled)
+    monkeypatch.setattr(Experiment, "run", run_and_tell)
+    assert prove(model(), quick=True).passed
+    assert all(beside)
+    assert set(called) == {len(beside)}  # all are awaited before the first one is called
 
 
 # ------------------------------------------------------------------------------- shapes and runs

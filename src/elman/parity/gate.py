@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +26,7 @@ from elman.models.cells.declaration import Value
 from elman.parity import norms
 from elman.parity.checks import Proof
 from elman.parity.experiment import Run
-from elman.parity.proof import prove_as_trained, prove_norms, prove_runs
+from elman.parity.proof import compiling_norms, prove_as_trained, prove_norms, prove_runs
 from elman.parity.record import write_parity
 from elman.parity.shapes import TrainedSizes
 from elman.parity.source import package_sources, proof_conditions
@@ -129,9 +130,41 @@ def require_norm_parity(
     Raises:
         ParityError: the kernel is wrong on this machine.
     """
+    runs, conditions = _norm_runs(config, requested, device, precision)
+    if not runs:
+        return None
+    backend = runs[0].backend
+    marker = _marker(norms.NAME, backend, conditions)
+    if (known := _recalled(marker)) is not None:
+        return known
+    say(f"checking the {backend} kernel of {norms.NAME} against plain PyTorch, once ...")
+    proof = prove_norms(config.dim, runs, seed=SEED, quick=True)
+    if not proof.passed:
+        place = write_parity(folder, proof.as_json() | conditions)
+        raise ParityError(_refusal(proof, place, _plain_norms(config)))
+    return _remember(marker, proof, conditions)
+
+
+def compiling_norm_kernels(
+    config: ModelConfig, requested: str, device: str, precision: str
+) -> AbstractContextManager[object]:
+    """Compile what :func:`require_norm_parity` will check, unless it has passed, beside other work.
+
+    Arguments as there.
+    """
+    runs, conditions = _norm_runs(config, requested, device, precision)
+    if not runs or _marker(norms.NAME, runs[0].backend, conditions).exists():
+        return nullcontext()
+    return compiling_norms(config, runs, quick=True)
+
+
+def _norm_runs(
+    config: ModelConfig, requested: str, device: str, precision: str
+) -> tuple[list[Run], dict[str, Any]]:
+    """Return how a run's norms are checked, and under which conditions; no way if by PyTorch."""
     backend = norm_backend(requested, device)
     if config.wrapper != "rms" or backend == REFERENCE:
-        return None
+        return [], {}
     precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
     conditions = {
         "cell": norms.NAME,
@@ -141,16 +174,7 @@ def require_norm_parity(
         "precisions": precisions,
         "conditions": proof_conditions(),
     }
-    marker = _marker(norms.NAME, backend, conditions)
-    if (known := _recalled(marker)) is not None:
-        return known
-    say(f"checking the {backend} kernel of {norms.NAME} against plain PyTorch, once ...")
-    runs = [Run(backend, device, name) for name in precisions]
-    proof = prove_norms(config.dim, runs, seed=SEED, quick=True)
-    if not proof.passed:
-        place = write_parity(folder, proof.as_json() | conditions)
-        raise ParityError(_refusal(proof, place, _plain_norms(config)))
-    return _remember(marker, proof, conditions)
+    return [Run(backend, device, name) for name in precisions], conditions
 
 
 def _conditions(

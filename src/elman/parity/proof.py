@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -30,7 +31,7 @@ from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.parity import norms
 from elman.parity.checks import Check, Proof
-from elman.parity.compare import TOLERANCES, compare, compare_beside
+from elman.parity.compare import TOLERANCES, Comparison, compare, compare_beside
 from elman.parity.experiment import (
     EXACT,
     Experiment,
@@ -83,14 +84,15 @@ def prove(
         return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
     norm_runs, norm_notes = norms.norm_runs(backend)
     later = len(norm_runs) * len(norms.norm_shapes(config.dim, norm_runs, quick=quick))
-    proof = prove_runs(
-        config,
-        runs,
-        notes,
-        seed=seed,
-        quick=quick,
-        progress=lambda done, total: progress(done, total + later),
-    )
+    with compiling_norms(config, norm_runs, quick=quick):
+        proof = prove_runs(
+            config,
+            runs,
+            notes,
+            seed=seed,
+            quick=quick,
+            progress=lambda done, total: progress(done, total + later),
+        )
     before = len(proof.checks)
     of_norms = prove_norms(
         config.dim,
@@ -132,13 +134,18 @@ def prove_runs(
     experiments = [Experiment(cell, shape, seed) for shape in shapes]
     own_triton = [run for run in runs if run.backend == "triton" and cell.package is None]
     others = [run for run in runs if run.backend in kernels and run not in own_triton]
-    _compile(partial(compile_for, cell), shapes, others)
-    # What Triton's interpreter runs is not compiled.
-    compile_experiments(experiments, [run for run in own_triton if run.device != "cpu"])
-    for shape, experiment in zip(shapes, experiments, strict=True):
-        label = Label(cell.name, shape.name, shape.describe(cell))
-        shared = cell.package is None
-        for check in _checks(experiment, label, cell.backends[0], runs, shared=shared):
+    cases = [
+        _Case(experiment, Label(cell.name, shape.name, shape.describe(cell)), cell.backends[0])
+        for shape, experiment in zip(shapes, experiments, strict=True)
+    ]
+    with _compiling(partial(compile_for, cell), shapes, others):
+        # What Triton's interpreter runs is not compiled.
+        compile_experiments(experiments, [run for run in own_triton if run.device != "cpu"])
+        if cell.package is None:  # a package tunes by time, so nothing else may run
+            for case in cases:
+                case.compute_references(runs)
+    for case in cases:
+        for check in case.checks(runs, shared=cell.package is None):
             proof.checks.append(check)
             progress(len(proof.checks), total)
     return proof
@@ -166,7 +173,7 @@ def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed
     base = cell.backends[0]
     with choices_kept():
         compile_ahead_for(cell, shape, run)
-        proof.checks += _checks(experiment, label, base, [run], shared=False, exact_on=run.device)
+        proof.checks += _Case(experiment, label, base, run.device).checks([run], shared=False)
     return proof
 
 
@@ -188,32 +195,54 @@ def prove_norms(
         progress: As in :func:`prove`; not called before the first check is done.
     """
     shapes = norms.norm_shapes(width, runs, quick=quick)
-    kernels = [run for run in runs if run.backend != REFERENCE]
+    kernels = _of_kernels(runs)
     proof = Proof(norms.NAME, norms.NAME, list(dict.fromkeys(run.backend for run in kernels)))
-    _compile(norms.compile_norm, shapes, kernels)
+    with _compiling(norms.compile_norm, shapes, kernels):
+        pass
     for shape in shapes:
-        experiment = norms.NormExperiment(shape, seed)
         label = Label(norms.NAME, shape.name, shape.describe())
-        for check in _checks(experiment, label, REFERENCE, runs, shared=True):
+        case = _Case(norms.NormExperiment(shape, seed), label, REFERENCE)
+        for check in case.checks(runs, shared=True):
             proof.checks.append(check)
             progress(len(proof.checks), len(shapes) * len(runs))
     return proof
 
 
-def _compile(
-    compile_one: Callable[[S, Run], None], shapes: Sequence[S], runs: Sequence[Run]
-) -> None:
-    """Compile what the checks will call, several kernels at a time to save time.
+def compiling_norms(
+    config: ModelConfig, runs: Sequence[Run], *, quick: bool
+) -> AbstractContextManager[object]:
+    """Compile the kernels that :func:`prove_norms` will call, while the cell's are checked.
 
-    Errors are ignored here: the check itself meets and reports them.
+    Not beside a packaged baseline, which is tuned by time.
+    """
+    if registry.cell(config.cell).package is not None:
+        return nullcontext()
+    shapes = norms.norm_shapes(config.dim, runs, quick=quick)
+    return _compiling(norms.compile_norm, shapes, _of_kernels(runs))
+
+
+def _of_kernels(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.backend != REFERENCE]
+
+
+@contextmanager
+def _compiling(
+    compile_one: Callable[[S, Run], None], shapes: Sequence[S], runs: Sequence[Run]
+) -> Iterator[None]:
+    """Compile what the checks will call, several kernels at a time, beside what is done inside.
+
+    The end of this context waits for all of them. Errors are ignored here: the check itself meets
+    and reports them. Where ``compile_one`` draws from torch's generator of the CPU, as a new layer
+    does, nothing else inside this context may.
     """
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
         compiled: list[Future[None]] = []
         try:
             for shape, run in itertools.product(shapes, runs):
                 compiled.append(pool.submit(compile_one, shape, run))
+            yield
             wait(compiled)
-        except KeyboardInterrupt:
+        except BaseException:
             with no_compilers():
                 # Python 3.11 takes a thread for ended whose join was interrupted: none is joined.
                 wait([one for one in compiled if not one.cancel()])
@@ -298,53 +327,65 @@ class Measured(Protocol):
         """Return the precision whose tolerance applies to a result."""
 
 
-def _checks(
-    experiment: Measured,
-    label: Label,
-    base: str,
-    runs: Sequence[Run],
-    *,
-    shared: bool,
-    exact_on: str = "cpu",
-) -> list[Check]:
-    """Run an experiment in every way and compare the results.
+class _Case:
+    """An experiment with its results, each of which is computed once.
 
     Args:
         experiment: The part to run.
         label: Its names and sizes.
         base: The backend whose fp64 result is correct by definition.
-        runs: The ways of running it.
-        shared: As for :func:`~elman.parity.compare.compare_beside`.
         exact_on: Device type on which ``base`` computes in fp64.
     """
-    wanted = experiment.run(Run(base, exact_on, EXACT))
-    terms = float(wanted["d x"].norm()) if "d x" in wanted else 0.0
-    known: dict[Run, dict[str, Tensor]] = {}
 
-    def found_by(run: Run) -> dict[str, Tensor]:
-        if run not in known:
-            known[run] = experiment.run(run)
-        return known[run]
+    def __init__(
+        self, experiment: Measured, label: Label, base: str, exact_on: str = "cpu"
+    ) -> None:
+        self._experiment, self._label, self._base = experiment, label, base
+        self._exact = Run(base, exact_on, EXACT)
+        self._known: dict[Run, dict[str, Tensor]] = {}
 
-    checks = []
-    for run in runs:
-        found = found_by(run)
+    def compute_references(self, runs: Sequence[Run]) -> None:
+        """Compute what the results of ``runs`` are compared with."""
+        self._found_by(self._exact)
+        for run in runs:
+            if run.precision != EXACT:
+                self._found_by(self._reference(run))
+
+    def checks(self, runs: Sequence[Run], *, shared: bool) -> Iterator[Check]:
+        """Yield the check of each way of running the experiment.
+
+        Args:
+            runs: The ways.
+            shared: As for :func:`~elman.parity.compare.compare_beside`.
+        """
+        for run in runs:
+            comparisons = self._comparisons(run, shared)
+            yield Check(run, self._label.shape, self._label.sizes, comparisons, self._label.part)
+
+    def _comparisons(self, run: Run, shared: bool) -> list[Comparison]:
+        wanted, found = self._found_by(self._exact), self._found_by(run)
         if run.precision == EXACT:
             exact = TOLERANCES[EXACT]
-            comparisons = [compare(name, found[name], wanted[name], exact) for name in wanted]
-        else:
-            own = found_by(Run(base, run.device, run.precision))
-            comparisons = [
-                compare_beside(
-                    name,
-                    found[name],
-                    own[name],
-                    wanted[name],
-                    experiment.precision_of(name, run),
-                    shared=shared,
-                    terms=terms,
-                )
-                for name in wanted
-            ]
-        checks.append(Check(run, label.shape, label.sizes, comparisons, label.part))
-    return checks
+            return [compare(name, found[name], wanted[name], exact) for name in wanted]
+        own = self._found_by(self._reference(run))
+        terms = float(wanted["d x"].norm()) if "d x" in wanted else 0.0
+        return [
+            compare_beside(
+                name,
+                found[name],
+                own[name],
+                wanted[name],
+                self._experiment.precision_of(name, run),
+                shared=shared,
+                terms=terms,
+            )
+            for name in wanted
+        ]
+
+    def _reference(self, run: Run) -> Run:
+        return Run(self._base, run.device, run.precision)
+
+    def _found_by(self, run: Run) -> dict[str, Tensor]:
+        if run not in self._known:
+            self._known[run] = self._experiment.run(run)
+        return self._known[run]
