@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -17,9 +18,16 @@ _skips = False
 
 
 def exit_with(status: int) -> int:
-    """Note the exit status that this process will have, and return it."""
+    """Note the exit status that this process will have, and return it.
+
+    From now on Ctrl-C ends the process at once with that status: within a destructor it would
+    print a traceback.
+    """
     global _status
     _status = status
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # another thread may set no handler
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(status))
     return status
 
 
