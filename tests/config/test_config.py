@@ -103,6 +103,7 @@ def test_every_key_of_the_files_is_known() -> None:
 NEEDED = {
     "eval": ["eval.checkpoint=run"],
     "generate": ["generate.checkpoint=run"],
+    "export": ["export.checkpoint=run", "export.to=out"],
     "solve": ["solve.params=1M"],
     "probe": ["probe.checkpoint=run"],
     "report": ["report.dir=run"],

@@ -430,6 +430,15 @@ CASES: dict[str, list[str]] = {
         "mode=probe probe.checkpoint=run probe.field=body",
         "mode=probe probe.checkpoint=run model=e1",
     ],
+    "Exports": [
+        "mode=export",
+        "mode=export export.checkpoint=run",
+        "mode=export export.checkpoint=nowhere export.to=out",
+        "mode=export export.checkpoint=run export.to=notes",
+        "mode=export export.checkpoint=run export.to=run",
+        "mode=export export.checkpoint=run export.to=out export.device=cuda",
+        "mode=export export.checkpoint=run export.to=out model=e1",
+    ],
     "Proofs and benchmarks": [
         "parity.seed=1",
         "mode=parity parity.quick=maybe",

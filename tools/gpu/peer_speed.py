@@ -187,7 +187,7 @@ class Transformers(nn.Module):
 
     def __init__(self, config: ModelConfig, width: int) -> None:
         super().__init__()
-        from transformers import (  # type: ignore[import-not-found]
+        from transformers import (
             LlamaConfig,
             LlamaForCausalLM,
         )

@@ -45,6 +45,15 @@ WEIGHTS = "model.safetensors"
 STATE = "state.pt"
 META = "meta.json"
 
+# The folder that mode=export makes, with WEIGHTS; Hugging Face's libraries look for these names.
+CARD = "README.md"
+EXPORT_CONFIG = "config.json"
+GENERATION = "generation_config.json"
+MODELING = "modeling_elman.py"
+"""The Python code with which transformers computes the model."""
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
 # The folder of a sweep, in which each job's folder lies.
 SWEEP = "sweep.json"
 """The request, and each job's command, folder and status."""

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all: after a crash or on a full disk, what was there before stays.
+"""Writes files and folders whole or not at all: after a crash, what was there before stays.
 
 No other file of the package renames anything (`banned-api` in pyproject.toml). Imports no torch.
 """
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,31 @@ def whole_file(path: Path, *, several: bool = False) -> Iterator[Path]:
     except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder to fill with files; at the end it takes the place of ``path``.
+
+    By then its files are on the disk. If the context fails, the folder is removed.
+
+    Args:
+        path: The folder; there is none, or it is empty.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    scratch = _of_own(path)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        for file in scratch.iterdir():
+            sync(file)
+        sync(scratch)
+        os.replace(scratch, path)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 

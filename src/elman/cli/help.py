@@ -25,6 +25,8 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
   elman mode=probe probe.checkpoint=<run folder>  what its state remembers, and for how long
+  elman mode=export export.checkpoint=<run folder> export.to=<folder>
+                                                  its model, for Hugging Face's transformers
   elman mode=report report.dir=<sweep folder>     its table and plots, from its result files
   elman mode=verdict verdict.a=<run> verdict.b=<run>
                                                   which one is better, for scripts

@@ -45,6 +45,8 @@ _PLACEHOLDERS = {
     "eval.checkpoint": "<run folder>",
     "generate.checkpoint": "<run folder>",
     "probe.checkpoint": "<run folder>",
+    "export.checkpoint": "<run folder>",
+    "export.to": "<new folder>",
     "model.dim": "512",
     "model.depth": "4",
 }

@@ -14,7 +14,7 @@ from elman.models.cells import registry
 from elman.sections.data import AnyData
 from elman.sections.measuring import BenchConfig, ParityConfig
 from elman.sections.model import ModelConfig
-from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig
+from elman.sections.modes import EvalConfig, ExportConfig, GenerateConfig, ModelsConfig
 from elman.sections.optim import OptimConfig
 from elman.sections.parallel import ParallelConfig
 from elman.sections.probe import ProbeConfig
@@ -41,6 +41,7 @@ class RunConfig(Section):
         "tasks",
         "verdict",
         "probe",
+        "export",
     ]
     model: ModelConfig
     data: AnyData
@@ -59,6 +60,7 @@ class RunConfig(Section):
     report: ReportConfig | None = None
     verdict: VerdictConfig | None = None
     probe: ProbeConfig | None = None
+    export: ExportConfig | None = None
 
 
 OF_SWEEPS = ("launcher", "sweep", "tune")
@@ -121,6 +123,7 @@ MODES: dict[str, Mode] = {
     "tasks": Mode(frozenset({"data"}), in_process=True),
     "report": Mode(frozenset({"report"}), in_process=True),
     "verdict": Mode(frozenset({"verdict"}), in_process=True),
+    "export": Mode(frozenset({"export"})),
     "parity": Mode(
         frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
         makes_folder=True,

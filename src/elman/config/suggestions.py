@@ -36,6 +36,7 @@ _OF_SWEEPS: dict[str, type[Section]] = {"sweep": SweepConfig, "tune": TuneConfig
 # The setting that a word after the name of a mode is meant for.
 _OF_MODE = {
     "eval": "eval.checkpoint",
+    "export": "export.checkpoint",
     "generate": "generate.checkpoint",
     "probe": "probe.checkpoint",
     "report": "report.dir",

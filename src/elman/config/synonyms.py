@@ -84,6 +84,7 @@ CHOICES = {
             "train": "fit pretrain training",
             "eval": "evaluate evaluation score test val validate",
             "generate": "chat complete generation infer inference predict sample",
+            "export": "convert hf huggingface publish upload",
             "solve": "size",
             "bench": "profile speed",
             "parity": "check verify",

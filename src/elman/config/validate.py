@@ -27,7 +27,7 @@ from elman.models.cells import registry
 from elman.sections.data import AnyData, refuse_unknown_task
 from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
-from elman.sections.model import VOCAB_SIZE
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 from elman.sections.optim import OPTIMIZERS
 from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
@@ -89,6 +89,18 @@ def validate_data(section: Mapping[str, Any]) -> AnyData:
     except ValidationError as error:
         raise UserError(first_problem(error, {"data": section}, "data")) from None
     return found
+
+
+def validate_model(section: Mapping[str, Any]) -> ModelConfig:
+    """Return the typed form of section ``model`` of a file, with the cell's options as its keys.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    try:
+        return ModelConfig.model_validate(_split_model(section, frozenset()))
+    except ValidationError as error:
+        raise UserError(first_problem(error, {"model": section}, "model")) from None
 
 
 def check_read(named: Iterable[str], mode: Any) -> None:

@@ -77,6 +77,18 @@ class GenerateConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+class ExportConfig(Section):
+    """Keys of ``mode=export``.
+
+    Args:
+        checkpoint: As ``eval.checkpoint``.
+        to: The folder that is made.
+    """
+
+    checkpoint: str
+    to: str
+
+
 class ModelsConfig(Section):
     """Keys of ``mode=models``.
 

@@ -1,4 +1,7 @@
-"""Load the model of a run folder, for ``elman.load``, ``mode=eval`` and ``mode=generate``."""
+"""Load the model of a run folder, for ``elman.load``, ``mode=eval`` and ``mode=generate``.
+
+``elman.load`` also reads what ``mode=export`` has written.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
+from elman.export.folder import ExportedModel, read_exported
 from elman.models.backends import resolve_backend, slow_note
 from elman.models.build import build_model
 from elman.models.cells import registry
@@ -48,7 +52,8 @@ def load(
     registry of cells, and the weights are safetensors.
 
     Args:
-        place: A run folder (its newest checkpoint is loaded) or one checkpoint's folder.
+        place: A run folder (its newest checkpoint is loaded), one checkpoint's folder, or a folder
+            of ``mode=export``.
         device: Where the model goes.
         backend: As ``kernels.backend``.
         allow_slow: As ``baseline.allow_slow``.
@@ -57,17 +62,22 @@ def load(
     Raises:
         UserError: there is no checkpoint, it is damaged, or its backend or package is missing.
     """
-    checkpoint = find_checkpoint(place)
-    config = saved_config(checkpoint)
-    options = config.model.options | ({} if context is None else {"context": context})
+    source: Checkpoint | ExportedModel
+    if (exported := read_exported(place)) is not None:
+        source, section, reset_after = exported, exported.model, exported.reset_after
+    else:
+        source = find_checkpoint(place)
+        config = saved_config(source)
+        section, reset_after = config.model, config.data.reset_after
+    options = section.options | ({} if context is None else {"context": context})
     model = build_model(
-        config.model.model_copy(update={"options": options}),
+        section.model_copy(update={"options": options}),
         backend=backend,
         device=device,
         allow_slow=allow_slow,
-        reset_after=config.data.reset_after,
+        reset_after=reset_after,
     )
-    checkpoint.load_weights(model)
+    source.load_weights(model)
     return model.eval()
 
 

@@ -28,7 +28,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from elman.base.errors import UserError, first_line
-from elman.base.run_files import BEST, CHECKPOINTS, CONFIG, META, STATE, STEP, WEIGHTS
+from elman.base.run_files import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    EXPORT_CONFIG,
+    META,
+    STATE,
+    STEP,
+    WEIGHTS,
+)
 from elman.base.typed_in import relative
 from elman.base.units import different_sizes
 from elman.base.utf8_path import in_utf8
@@ -356,6 +365,11 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
         raise UserError(f"{path}: leads to {os.readlink(path)}, which is gone; name another")
     if not path.exists():
         raise UserError(f"{path}: no such folder; name a run folder (outputs/...) or a checkpoint")
+    if (path / EXPORT_CONFIG).is_file():
+        raise UserError(
+            f"{path}: holds an exported model, which elman.load and transformers read; name a run "
+            "folder (outputs/...) or a checkpoint"
+        )
     if any((path / name).is_file() for name in (META, WEIGHTS)) or _is_step(path):
         return _opened(path)
     for folder in (path / CHECKPOINTS, path):
