@@ -57,6 +57,32 @@ def test_the_checkpoint_names_the_model(
     assert now["optim"] == before["optim"]  # not the recipe of the default model
 
 
+def test_it_trains_on_other_data_with_another_rate_and_other_rows(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(finished)
+    elman = elman_said(capfd)
+    (tmp_path / "poem.txt").write_text("Shall I compare thee to a summer's day?\n" * 99)
+    small = [text for text in SMALL if not text.startswith("train.chunk_size=")]
+    other = (f"data.path={tmp_path}/poem.txt", "optim.lr=1e-5", "train.chunk_size=40")
+    status, said = elman("train.init_from=run", *small, *other, f"hydra.run.dir={tmp_path}/new")
+    assert status == 0, said
+    assert "weights: those of run/checkpoints/step-" in said
+    now, before = config_of(tmp_path / "new"), config_of(finished / "run")
+    assert now["model"] == before["model"]
+    assert (now["optim"]["lr"], now["train"]["chunk_size"]) == (1e-5, 40)
+    assert now["data"]["path"] != before["data"]["path"]
+    status, said = elman("mode=report", f"report.dir={tmp_path}/new", f"report.out={tmp_path}/out")
+    table = (tmp_path / "out" / "report.md").read_text()
+    assert "from weights" in table
+    assert "began from trained weights (train.init_from): run in e75h4n16" in table.replace(
+        "\\", ""
+    )
+
+
 def test_settings_of_the_model_can_be_named_beside_it(elman: Elman, tmp_path: Path) -> None:
     status, said = elman("train.init_from=run", "model.dropout=0.1")
     assert status == 0, said

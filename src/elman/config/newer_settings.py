@@ -45,8 +45,8 @@ NEWER = (
     NewerSetting("log", "plot", True, "2026-11-27, 82d914d"),
     # Old runs had no overlap. It changes the last bits of few long rows on a GPU, and no name.
     NewerSetting("train", "overlap", "auto", "2026-11-28, d97bad4"),
-    NewerSetting("log", "trackio", False, "2026-11-28, 29e67fb"),
-    NewerSetting("log", "trackio_project", "elman", "2026-11-28, 29e67fb"),
+    NewerSetting("log", "trackio", False, "2026-11-28, c1819db"),
+    NewerSetting("log", "trackio_project", "elman", "2026-11-28, c1819db"),
 )
 _NEWER_SECTIONS: dict[str, Section] = {"parallel": ParallelConfig()}  # 2026-11-23, 249ca19
 
