@@ -58,8 +58,8 @@ def check_families(arms: Iterable[Arm]) -> None:
         family, sizes = next(iter(families.items()))
         raise UserError(
             f"model={next(iter(sizes.values())).model}: a ladder needs several sizes of a family; "
-            f"add others of {family} (elman mode=models models.sizes=true models.filter={family}_ "
-            "lists them), or type tune=rates"
+            f"add others of {family} (elman mode=models models.sizes=true models.filter=ladder "
+            "lists some), or type tune=rates"
         )
 
 
