@@ -110,7 +110,7 @@ def test_help_lists_every_group_and_choice(tmp_path: Path) -> None:
     assert "  optim     adamw, legacy, " in text
     assert "elman mode=doctor " in text
     assert "models, " in text
-    assert re.search(r"solve, suites, tasks,\s+train", text)
+    assert re.search(r"solve,\s+suites,\s+tasks,\s+train", text)
     assert "  benchmark 100m_10min, baselines, " in text
     assert "e75h4n24" not in text
     assert re.search(r"  model     own, one of \d\d\d: `elman mode=models` lists them", text)

@@ -59,7 +59,8 @@ def test_kernels_are_compiled_for_what_the_checks_launch(monkeypatch) -> None:
         call()
 
     monkeypatch.setattr("elman.kernels.triton_ahead.compile_ahead", ahead)
-    monkeypatch.setattr(proof_module, "_checks", lambda *given, **named: [])
+    monkeypatch.setattr(proof_module._Case, "compute_references", lambda case, runs: None)
+    monkeypatch.setattr(proof_module._Case, "checks", lambda case, runs, shared: [])
     monkeypatch.setattr(Experiment, "run", run)
     config = compose_config(["model=e70", "model.dim=128", "model.n_state=16"]).model
     gpu, slow = Run("triton", "cuda", "fp32"), Run("triton", "cpu", "fp32")

@@ -34,7 +34,7 @@ struct HeadNormTileConfig {
   static constexpr int W = W_, HEADS = HEADS_, V = V_, CHUNKS = CHUNKS_, LANES = LANES_;
   static constexpr int N = V * CHUNKS, TEAMS = 32 / LANES, WARPS = 8, THREADS = 32 * WARPS;
   static constexpr int BLOCKS = N <= 8 ? 4 : N <= 16 ? 2 : 1;  // that a multiprocessor holds
-  static constexpr int SLICES = 16;  // warps that share a column of the partial sums
+  static constexpr int SLICES = 16;                 // warps that share a column of the partial sums
   static constexpr long long ROWS = WARPS * TEAMS;  // of a block at a time
   static_assert(W % V == 0 && N * LANES >= W, "a row is whole vectors, all of them in registers");
 };
