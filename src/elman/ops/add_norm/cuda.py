@@ -15,11 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import driver
 from elman.kernels.launching import Launch
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.abi_check import layout_assertions, same
-from elman.ops.common.cuda_kernels import CudaKernels, Launching
+from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES, words_of
 
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""
@@ -217,14 +216,10 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     )
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return driver.device_limits(device.index).multiprocessors
-
-
 # Nothing waits for the one root and quotient of a row: those of the CUDA library.
 COMPILED: CudaKernels[str] = CudaKernels(str, "add and norm")
 """By the text of their translation unit."""
 LAUNCH: Launching[str] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""
-MULTIPROCESSORS: Callable[[torch.device], int] = _multiprocessors
+MULTIPROCESSORS: Callable[[torch.device], int] = multiprocessors
 """Tells how many a device has; tests answer for the emulator."""

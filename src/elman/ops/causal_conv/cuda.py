@@ -14,11 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import driver
 from elman.kernels.launching import Launch
 from elman.ops.causal_conv.inputs import Inputs
 from elman.ops.common.abi_check import layout_assertions, same
-from elman.ops.common.cuda_kernels import CudaKernels, Launching
+from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES
 
 """Dtypes of the sequences, with their C++ names; taps and bias are fp32."""
@@ -207,14 +206,10 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return driver.device_limits(device.index).multiprocessors
-
-
 COMPILED: CudaKernels[TileConfig] = CudaKernels(
     unit_text, "causal convolution", fast=lambda config: config.dtype != torch.float32
 )
 LAUNCH: Launching[TileConfig] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""
-MULTIPROCESSORS: Callable[[torch.device], int] = _multiprocessors
+MULTIPROCESSORS: Callable[[torch.device], int] = multiprocessors
 """Tells how many a device has; tests answer for the emulator."""

@@ -29,6 +29,11 @@ def approximate(config: object) -> bool:
     return True
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has."""
+    return driver.device_limits(device.index).multiprocessors
+
+
 class CudaKernels(Generic[Config]):
     """The kernels of one family: a translation unit for each config.
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from elman.kernels import driver
 from elman.kernels.launching import Launch
 from elman.ops.common.abi_check import layout_assertions, same
-from elman.ops.common.cuda_kernels import CudaKernels, Launching
+from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.silu_gate.cuda import as_rows
 
@@ -198,13 +197,9 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return driver.device_limits(device.index).multiprocessors
-
-
 # Nothing waits for a quotient of a number; the gate has the numbers of PyTorch's.
 COMPILED: CudaKernels[TileConfig] = CudaKernels(unit_text, "head norm")
 LAUNCH: Launching[TileConfig] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""
-MULTIPROCESSORS: Callable[[torch.device], int] = _multiprocessors
+MULTIPROCESSORS: Callable[[torch.device], int] = multiprocessors
 """Tells how many a device has; tests answer for the emulator."""
