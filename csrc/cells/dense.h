@@ -323,4 +323,26 @@ struct DenseGru : DenseMemoCell {
   }
 };
 
+// h' = s(z) h + (1 - s(z)) tanh(p + s(r) q); a = [r z q]: PyTorch's GRU, which resets behind the
+// matrix. q is U h and a bias of its own, so what else is in the argument of tanh is p.
+struct DenseGruResetAfter : DenseMemoCell {
+  static constexpr int BLOCKS = 3, OTHERS = 1, MEMO = 4;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T*) {
+    m[0] = sigmoid(x.a[0]);
+    m[1] = sigmoid(x.a[1]);
+    m[2] = x.a[2];
+    m[3] = tanh(x.p[0] + m[0] * m[2]);
+    return blend(m[1], x.h, m[3]);
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
+    T dv;
+    blend_bwd(m[1], x.h, m[3], e, d.h, dv, d.a[1]);
+    d.p[0] = dv * (1.0f - m[3] * m[3]);
+    d.a[0] = d.p[0] * m[2] * m[0] * (1.0f - m[0]);
+    d.a[2] = d.p[0] * m[0];
+  }
+};
+
 }  // namespace elman

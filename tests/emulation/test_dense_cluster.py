@@ -92,6 +92,7 @@ def test_fragments_in_shared_memory_and_channels_that_are_none(emulate, step) ->
         ("lstm", 72, 7, 3),
         ("gru", 24, 3, 2),
         ("gru", 72, 1, 1),
+        ("gru_reset_after", 72, 5, 1),
         ("normalized_scalar", 8, 3, 1),
         ("normalized", 72, 5, 2),
     ],
@@ -141,7 +142,9 @@ def test_where_little_is_kept_gradients_do_not_cancel_to_the_error_of_bf16(emula
 
 
 # Several rows of a thread, four blocks, channels that are none, and a cluster that is not full.
-@pytest.mark.parametrize("step", ["tanh", "lstm", "mix", "gru", "normalized_scalar"])
+@pytest.mark.parametrize(
+    "step", ["tanh", "lstm", "mix", "gru", "gru_reset_after", "normalized_scalar"]
+)
 def test_rows_begin_anew(emulate, step) -> None:
     make = partial(dense_cluster.config, step, 128, 4, 5, (2, 1), kept=2, resets=True)
     configs = {back: make(back=back) for back in (False, True)}

@@ -134,7 +134,7 @@ DENSE = Stepwise(
     dense_stepwise,
     dense_emulator,
     # Plain, more parts of the state, a second product, a norm with a number of its own.
-    some=("tanh", "lstm", "slstm", "gru", "normalized_scalar"),
+    some=("tanh", "lstm", "slstm", "gru", "gru_reset_after", "normalized_scalar"),
     sizes=("one-thread", "one-row-one-step", "rank-1"),
     narrow=tuple((step, size) for step in _STEPS for size in ("even", "even-low-rank")),
     reset=("one-thread", "even", "rank-1"),

@@ -23,6 +23,7 @@ from elman.ops.dense.recurrences import CELLS
         ("lstm", 768, False),
         ("lstm", 768, True),
         *(("gru", channels, back) for channels in (512, 640, 768) for back in (False, True)),
+        *(("gru_reset_after", channels, back) for channels in (512, 768) for back in (False, True)),
         ("normalized_scalar", 1280, False),
         ("normalized_scalar", 1280, True),
         ("normalized", 1536, True),

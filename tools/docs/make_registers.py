@@ -194,8 +194,9 @@ def channels() -> Iterator[ChannelKernel]:
 # rows.
 DENSE = (
     *(("stepwise", step, 0) for step in dense_cells.CELLS),
-    *(("cluster", "tanh", 1280), ("cluster", "gru", 768), ("cluster", "lstm", 768)),
-    *(("cluster", "slstm", 1152), ("cluster", "normalized_scalar", 1280)),
+    *(("cluster", "tanh", 1280), ("cluster", "gru", 768), ("cluster", "gru_reset_after", 768)),
+    *(("cluster", "lstm", 768), ("cluster", "slstm", 1152)),
+    ("cluster", "normalized_scalar", 1280),
     *(("groups", "tanh", 2048), ("groups", "lstm", 1024)),
 )
 HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, in the clusters of the page

@@ -31,7 +31,8 @@ LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 SHAPES = ((3, 7, 35, 0), (1, 1, 6, 0), (32, 9, 512, 0), (5, 4, 1290, 0), (4, 9, 128, 32))
 RESET_SHAPES = ((5, 7, 34, 0), (32, 9, 512, 0))  # compared once more, with resets
 LARGE, LARGE_STEPS = ((33, 5, 2050, 0), (70, 4, 3584, 0)), ("tanh", "mix", "lstm")
-BITS = ("tanh", "gru", "lstm", "slstm", "normalized_scalar")  # steps of the checks to the bit
+# Steps of the checks to the bit.
+BITS = ("tanh", "gru", "gru_reset_after", "lstm", "slstm", "normalized_scalar")
 
 
 def checks(job: Job, names: list[str], steps: list[str]) -> None:

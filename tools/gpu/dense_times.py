@@ -28,7 +28,8 @@ from tools.gpu.instruments import interleaved, recorded, seconds, spread
 from tools.gpu.job import Job
 
 BATCH, TIME = 32, 512
-MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
+# Timed, too.
+MORE_SIZES = (("gru", 512), ("gru", 768), ("gru_reset_after", 768), ("normalized_scalar", 1280))
 SIZES = {"tanh": (512, 768, 1024, 1280, 1536, 2048, 3072, 3584), "lstm": (768, 1024, 1536)}
 SIZES |= {"slstm": (816, 1152)}
 ROUNDS, WARMUP = 7, 2
@@ -96,7 +97,7 @@ def more_times(job: Job, names: list[str], steps: list[str]) -> None:
         made: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
             form: partial(passes_of, form, step, width) for form in names
         }
-        if step == "gru":
+        if step == "gru_reset_after":  # that of PyTorch and cuDNN
             for dtype in (torch.float16, torch.bfloat16):
                 made[f"cuDNN, {dtype}"] = partial(cudnn_gru, width, dtype)
         for form, make in made.items():

@@ -121,6 +121,36 @@ def gru(
     return dz_bti, dr_bti, dn_bti, carried_bi
 
 
+def gru_reset_after(
+    h_bti: Tensor,
+    gates: tuple[Tensor, Tensor, Tensor, Tensor],
+    weight: Tensor,
+    dh_bti: Tensor,
+    dfinal_bi: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of what U h is added to, of n's argument and of the first state.
+
+    PyTorch's own GRU (5.1), by the chain rule: q = U_n h + c, n = tanh(p + r q).
+
+    Args:
+        h_bti: States, first one included.
+        gates: r, z, q, n of all steps.
+        weight: U [3 i, i], rows r, z, n.
+        dh_bti: Gradient that reaches each state from its own output.
+        dfinal_bi: Gradient of the last state.
+    """
+    stacked = dh_bti.new_zeros(*dh_bti.shape[:2], weight.shape[0])
+    dn_bti, carried_bi = torch.zeros_like(dh_bti), dfinal_bi
+    for t in reversed(range(dh_bti.shape[1])):
+        r, z, q, n = (gate[:, t] for gate in gates)
+        e = dh_bti[:, t] + carried_bi
+        dn_bti[:, t] = e * (1 - z) * (1 - n**2)
+        dr, dz = dn_bti[:, t] * q * r * (1 - r), e * (h_bti[:, t] - n) * z * (1 - z)
+        stacked[:, t] = torch.cat([dr, dz, dn_bti[:, t] * r], dim=-1)
+        carried_bi = e * z + stacked[:, t] @ weight
+    return stacked, dn_bti, carried_bi
+
+
 def lstm(
     c_bti: Tensor,
     gates: tuple[Tensor, Tensor, Tensor, Tensor],

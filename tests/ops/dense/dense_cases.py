@@ -33,7 +33,7 @@ HEADS = {
 }
 # For finite differences.
 TINY = {"tiny": (3, 4, 2, 0), "tiny-low-rank": (3, 4, 3, 2)}
-SOME = ("tanh", "lstm", "slstm", "gru", "normalized_scalar", "two_gates")
+SOME = ("tanh", "lstm", "slstm", "gru", "gru_reset_after", "normalized_scalar", "two_gates")
 """Steps of all kinds: plain, more parts of the state, a second product, a norm."""
 Leaves = dict[str, Tensor]
 

@@ -40,6 +40,7 @@ KINDS = {
     "linear": Kind((WIDTH,), ((WIDTH, WIDTH),)),
     "low_rank": Kind((WIDTH,), ((WIDTH, RANK), (RANK, WIDTH))),
     "gru": Kind((2 * WIDTH, WIDTH), ((2 * WIDTH, WIDTH), (WIDTH, WIDTH))),
+    "gru_reset_after": Kind((3 * WIDTH, WIDTH), ((3 * WIDTH, WIDTH),)),
     "lstm": Kind((4 * WIDTH,), ((4 * WIDTH, WIDTH),), parts=2),
     "slstm": Kind((4 * WIDTH,), ((4 * WIDTH, WIDTH),), parts=4),
 }
@@ -109,6 +110,11 @@ def one_step(
         r = sigmoid(a[0][WIDTH:] + u_r @ h)
         n = torch.tanh(a[1] + weights[1] @ (r * h))
         return {"z": z, "r": r, "n": n, "h": (1 - z) * h + z * n}
+    if step == "gru_reset_after":
+        r, z, q = (a[0] + weights[0] @ h).chunk(3)
+        r, z = sigmoid(r), sigmoid(z)
+        n = torch.tanh(a[1] + r * q)
+        return {"r": r, "z": z, "q": q, "n": n, "h": (1 - z) * n + z * h}
     if step == "slstm":
         z, o, i, f = (a[0] + weights[0] @ h).chunk(4)
         past = torch.log(sigmoid(f)) + state[3]
@@ -144,6 +150,10 @@ def gradients(
         dz, dr, dn, dstart = by_hand.gru(h, gates, (u_z, u_r, weights[1]), dh, dfinal[0])
         dzr = torch.cat([dz, dr], dim=-1)
         return [dzr, dn, by_hand.outer(dzr, before), by_hand.outer(dn, kept["r"] * before), dstart]
+    if step == "gru_reset_after":
+        gates = (kept["r"], kept["z"], kept["q"], kept["n"])
+        stacked, dn, dstart = by_hand.gru_reset_after(h, gates, weights[0], dh, dfinal[0])
+        return [stacked, dn, by_hand.outer(stacked, before), dstart]
     if step == "slstm":
         parts, gates = ([kept[name] for name in names] for names in ("cnm", "zoif"))
         stacked, *dstart = by_hand.slstm(parts, gates, weights[0], dh, dfinal)

@@ -118,6 +118,7 @@ def test_heads_run_as_clusters_of_their_own() -> None:
         ("lstm", 768, 32, 16, 5),
         ("gru", 512, 32, 8, 3),
         ("gru", 768, 32, 16, 5),
+        ("gru_reset_after", 768, 32, 16, 5),
         ("normalized_scalar", 1280, 32, 16, 5),
     ],
 )

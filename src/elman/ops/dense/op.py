@@ -32,24 +32,25 @@ def dense_recurrence(
     [a, c, ...], blocks of i channels) is that sum; p and q are the other inputs; s = sigma; and
     rn(x) = x / sqrt(mean(x^2) + 1e-6):
 
-    ================= ========= =================================================== ===============
-    step              a, others new state                                           cell
-    ================= ========= =================================================== ===============
-    tanh              a         tanh(a)                                             E0 to E56
-    linear            a         a                                                   E36, E42
-    gru               [z r], p  (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
-    lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
-    slstm             [z o i f] c' = F c + I tanh(z), n' = F n + I, h' = s(o) c'/n' sLSTM
-    normalized_scalar a         rn(h + alpha tanh(a))                               E60
-    normalized        a, p      rn(h + s(p) tanh(a))                                E60b
-    normalized_sum    a         rn(h + a)                                           E59c
-    mix               a, p      s(p) h + (1 - s(p)) tanh(a)                         E63, E66
-    mix_all           [a c]     s(c) h + (1 - s(c)) tanh(a)                         E60c
-    mix_gate          a, p      s(a) h + (1 - s(a)) tanh(p)                         E67lr
-    two_gates         a, p, q   s(p) h + s(q) tanh(a)                               E63 independent
-    two_gates_all     [a c d]   s(c) h + s(d) tanh(a)                               E63 h_dependent
-    residual          a, p      h + s(p) tanh(a)                                    E63 residual
-    ================= ========= =================================================== ===============
+    ================= ========== =================================================== ===============
+    step              a, others  new state                                           cell
+    ================= ========== =================================================== ===============
+    tanh              a          tanh(a)                                             E0 to E56
+    linear            a          a                                                   E36, E42
+    gru               [z r], p   (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
+    gru_reset_after   [r z q], p s(z) h + (1 - s(z)) tanh(p + s(r) q)                PyTorch's GRU
+    lstm              [f i o n]  c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
+    slstm             [z o i f]  c' = F c + I tanh(z), n' = F n + I, h' = s(o) c'/n' sLSTM
+    normalized_scalar a          rn(h + alpha tanh(a))                               E60
+    normalized        a, p       rn(h + s(p) tanh(a))                                E60b
+    normalized_sum    a          rn(h + a)                                           E59c
+    mix               a, p       s(p) h + (1 - s(p)) tanh(a)                         E63, E66
+    mix_all           [a c]      s(c) h + (1 - s(c)) tanh(a)                         E60c
+    mix_gate          a, p       s(a) h + (1 - s(a)) tanh(p)                         E67lr
+    two_gates         a, p, q    s(p) h + s(q) tanh(a)                               E63 independent
+    two_gates_all     [a c d]    s(c) h + s(d) tanh(a)                               E63 h_dependent
+    residual          a, p       h + s(p) tanh(a)                                    E63 residual
+    ================= ========== =================================================== ===============
 
     (vector-state specification 2.7, 3.12, 4.3, 4.6, 4.7, 5.1 and 5.2; slstm: arXiv 2405.04517,
     equations 8 to 17, where F = exp(log s(f) + m - m'), I = exp(i - m') and m' = max(log s(f) + m,

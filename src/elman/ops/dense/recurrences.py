@@ -83,6 +83,7 @@ CELLS: dict[str, DenseRecurrence] = {
     "tanh": DenseRecurrence("DensePlain<true>", old=False),
     "linear": DenseRecurrence("DensePlain<false>", old=False, new=False),
     "gru": _of_memo("DenseGru", blocks=2, others=1, memo=3, extra=True),
+    "gru_reset_after": _of_memo("DenseGruResetAfter", blocks=3, others=1, memo=4),
     "lstm": _of_memo("DenseLstm", blocks=4, states=2, kept=1, memo=5, old=False),
     "slstm": _of_memo("DenseSlstm", blocks=4, states=4, kept=2, memo=7, old=False),
     "normalized_scalar": _of_memo("DenseScaled", memo=1, norm=True, scale=True, old=False),

@@ -55,6 +55,13 @@ def _gru(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> 
     return (torch.lerp(h_bi, torch.addmm(new_bi, r_bi * h_bi, u_ii).tanh_(), z_bi),)
 
 
+def _gru_reset_after(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> State:
+    width = state[0].shape[-1]
+    gates_bc, of_h_bi = torch.split(pre_bp, [2 * width, width], dim=-1)
+    r_bi, z_bi = gates_bc.sigmoid().chunk(2, dim=-1)
+    return (torch.lerp(torch.addcmul(others[0], r_bi, of_h_bi).tanh_(), state[0], z_bi),)
+
+
 def _lstm(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> State:
     width = state[0].shape[-1]
     gates_bc, new_bi = torch.split(pre_bp, [3 * width, width], dim=-1)
@@ -128,6 +135,7 @@ STEPS: dict[str, Step] = {
     "tanh": Step(_tanh),
     "linear": Step(_linear),
     "gru": Step(_gru, (_as_is,)),
+    "gru_reset_after": Step(_gru_reset_after, (_as_is,)),
     "lstm": Step(_lstm),
     "slstm": Step(_slstm),
     "normalized_scalar": Step(_normalized_scalar),
