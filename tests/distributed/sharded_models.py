@@ -22,13 +22,19 @@ from elman.distributed.sharding import shard_model
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
+from elman.ops import cross_entropy
 
 SMALL = ("model.dim=128", "model.depth=2")
 
 
 def _built(name: str) -> LanguageModel:
+    """Build a model; "NAME of N" has a vocabulary of N tokens, and its loss in chunks."""
     torch.manual_seed(1)
+    name, _, vocabulary = name.partition(" of ")
     config = compose_config([f"model={name}", *SMALL]).model
+    if vocabulary:
+        config = config.with_vocabulary(int(vocabulary))
+        cross_entropy.MOST_LOGITS = 4 * int(vocabulary)
     plain = "reference" in registry.cell(config.cell).backends
     backend = "reference" if plain else "torch"
     return build_model(config, backend=backend, device="cpu", allow_slow=True)

@@ -50,6 +50,10 @@ def test_a_sharded_model_of_each_engine_has_the_gradients_of_the_whole_one() -> 
     assert_equal(compared(QUICK))
 
 
+def test_a_sharded_model_of_a_large_vocabulary_has_the_gradients_of_the_whole_one() -> None:
+    assert_equal(compared(["e1 of 1000"]))
+
+
 @pytest.mark.slow
 def test_a_sharded_model_of_every_cell_has_the_gradients_of_the_whole_one() -> None:
     own = [cell.name for cell in registry.cells().values() if cell.layer.startswith("elman.")]

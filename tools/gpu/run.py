@@ -51,6 +51,7 @@ MODULES = {
             "baselines",
             "peer_speed",
             "padding",
+            "vocabulary",
             "convolution",
             "peers",
             "attention",

@@ -36,6 +36,11 @@ def check_layer_input(layer: str, x_btd: Tensor, dim: int) -> None:
         raise ValueError(f"{wanted}, not one of {x_btd.dtype}; pass x.float()")
 
 
+def ids_dtype(vocab_size: int) -> torch.dtype:
+    """Return the dtype of a batch of ids: uint8 where a byte holds each of them, else int32."""
+    return torch.uint8 if vocab_size <= 256 else torch.int32
+
+
 def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> None:
     """Raise ValueError unless ids are whole numbers [batch, time] below ``vocab_size``.
 
@@ -65,7 +70,8 @@ def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> Non
         low, high = (int(end) for end in ids_bt.aminmax())
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise ValueError(f"{wanted}, not {wrong}; a byte's id is its value")
+            hint = "; a byte's id is its value" if vocab_size == 256 else ""
+            raise ValueError(f"{wanted}, not {wrong}{hint}")
 
 
 def _may_be_outside(ids_bt: Tensor, vocab_size: int) -> bool:

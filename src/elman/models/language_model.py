@@ -25,6 +25,7 @@ from elman.models.state import State, zeroed
 from elman.models.wavefront import Flow
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.common.transforms import transformed
+from elman.ops.cross_entropy import chunk_of, mean_in_chunks
 from elman.ops.linear import Weights, linear
 from elman.sections.tasks import IGNORED
 
@@ -32,7 +33,7 @@ Wrapper = Literal["rms", "legacy_ln"]
 
 
 class LanguageModel(nn.Module):
-    """Byte embedding, norm and mixer per layer, final norm, head tied to the embedding.
+    """Token embedding, norm and mixer per layer, final norm, head tied to the embedding.
 
     See lm-and-training specification 1.1 and 1.2. ``rms`` uses RMSNorm. It holds the sum of all
     mixer outputs in fp32 and adds the last output at the final norm. ``legacy_ln`` uses LayerNorm
@@ -109,6 +110,8 @@ class LanguageModel(nn.Module):
         tokens_bt: Tensor,
         states: Sequence[State] | None = None,
         resets_bt: Tensor | None = None,
+        *,
+        targets_bt: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
         """Predict the next token at every position.
 
@@ -117,10 +120,12 @@ class LanguageModel(nn.Module):
             states: One state per layer from an earlier call; None starts a sequence.
             resets_bt: True where a row starts a document, besides those that start behind
                 ``reset_after``: every layer forgets what came before. None is nowhere.
+            targets_bt: The tokens to predict, int64; then the mean loss takes the place of the
+                logits, which are never whole (:mod:`elman.ops.cross_entropy`). None is none.
 
         Returns:
-            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token (the
-            given states if there are no tokens).
+            Logits [B, T, vocabulary] in the compute dtype, or the loss of :meth:`loss`, and the
+            states after the last token (the given states if there are no tokens).
 
         Raises:
             ValueError: the tokens are not whole numbers [B, T] of the vocabulary, or the states
@@ -143,7 +148,11 @@ class LanguageModel(nn.Module):
             x_btd, carried = self._through_layers(x_btd, given, resets_bt)
             if ended_bt is not None and tokens_bt.shape[1]:
                 carried = zeroed(carried, ended_bt[:, -1])
-            return linear(x_btd, self.embedding), carried
+            if targets_bt is None:
+                return linear(x_btd, self.embedding), carried
+            x_nd, targets_n = x_btd.flatten(0, 1), targets_bt.flatten()
+            chunk = self.chunk_of(len(x_nd)) or len(x_nd)
+            return mean_in_chunks(x_nd, self.embedding, targets_n, chunk), carried
 
     def loss(
         self,
@@ -173,9 +182,12 @@ class LanguageModel(nn.Module):
                 "without a predicted token there is no mean loss"
             )
         resets = () if resets_bt is None else (resets_bt,)
+        targets_bt = tokens_bt1[:, 1:].long()
+        if self.chunk_of(targets_bt.numel()) and not transformed():
+            loss, carried = self(tokens_bt1[:, :-1], states, *resets, targets_bt=targets_bt)
+            return loss, carried
         logits_btv, carried = self(tokens_bt1[:, :-1], states, *resets)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
-        targets_bt = tokens_bt1[:, 1:].long()
         return functional.cross_entropy(wide.flatten(0, 1), targets_bt.flatten()), carried
 
     def answer_loss(
@@ -203,6 +215,14 @@ class LanguageModel(nn.Module):
         wide = logits_btv.to(wide_dtype(logits_btv.dtype)).flatten(0, 1)
         targets = answers_bt.long().flatten()
         return functional.cross_entropy(wide, targets, ignore_index=IGNORED), carried
+
+    def chunk_of(self, positions: int) -> int | None:
+        """Return how many positions of a loss pass through the head at a time; None is all.
+
+        Args:
+            positions: Predicted positions of a pass.
+        """
+        return chunk_of(positions, len(self.embedding))
 
     def begin_step(self) -> None:
         """Advance every power iteration once; the trainer calls this once per optimizer step."""

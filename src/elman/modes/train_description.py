@@ -26,9 +26,11 @@ from elman.evaluation.result import (
 )
 from elman.models.backends import on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
 from elman.models.state_bytes import BF16_BYTES, state_size
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
+from elman.sections.model import VOCAB_SIZE
 from elman.training.long_rows import rows_note
 from elman.training.trainer import Trainer
 
@@ -52,6 +54,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         f"{_sharing(setup)}",
         f"data: {_told_data(setup)}",
         *_told_files(setup.data),
+        *_told_loss(setup, trainer.state.model),
         f"run folder: {setup.folder}",
     ]
     cell = registry.cell(model.cell).under(model.options)
@@ -93,6 +96,17 @@ def _told_files(data: AnyRunData) -> list[str]:
     """Return a line with the files of a glob or folder, unless all of them are trained on."""
     files = "" if isinstance(data, TaskData) else chosen_line(data.chosen)
     return [f"files: {files}"] if files else []
+
+
+def _told_loss(setup: TrainingSetup, model: LanguageModel) -> list[str]:
+    """Say how the loss of a vocabulary of more than bytes passes through the head."""
+    vocabulary = setup.config.model.vocab_size
+    if vocabulary <= VOCAB_SIZE:
+        return []
+    positions = setup.division.rows * setup.config.train.chunk_size
+    chunk = model.chunk_of(positions)
+    how = f"in chunks of {chunk:,} of {positions:,} positions" if chunk else "from whole logits"
+    return [f"cross entropy over {vocabulary:,} tokens {how}"]
 
 
 def _data_read(setup: TrainingSetup, tested: Collection[str]) -> DataRead:

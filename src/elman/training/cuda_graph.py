@@ -22,6 +22,7 @@ from elman.config.run_config import RunConfig
 from elman.kernels.graphs import CudaGraphs, why_not_captured
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
+from elman.models.inputs import ids_dtype
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
 from elman.sections.graphs import graph_conflict
@@ -119,7 +120,7 @@ class ReplayedPass:
         self._train, self._settings = train, settings
         self._model, self._optimizer, self._device = model, optimizer, device
         self._compute_batch, self._graphs = compute, CudaGraphs(device)
-        self._batch = torch.zeros(batch_shape, dtype=torch.uint8, device=device)
+        self._batch = torch.zeros(batch_shape, dtype=ids_dtype(settings.vocab_size), device=device)
         self._states: list[State] | None = None
         self._recorded: dict[_Kind, _Recorded] = {}
 
@@ -160,7 +161,7 @@ class ReplayedPass:
         """Compute one micro-batch; the gradients land in the parameters.
 
         Args:
-            batch: Bytes, uint8, on the device.
+            batch: Bytes, or tokens in any integer dtype, on the device.
             states: The states that the last call returned, or a saved copy; None for rows that
                 start.
             fresh: Whether this is the first micro-batch of its optimizer step. Its gradients

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from elman.models.inputs import ids_dtype
 from elman.models.state import State
 from elman.training.loop import forward_backward, update
 from elman.training.rng import rng_state, set_rng_state
@@ -82,7 +83,8 @@ def _timed(
     state: TrainingState, recurrent: Sequence[State] | None
 ) -> tuple[float, tuple[Tensor, list[State] | None]]:
     """Compute a pass that changes nothing; return its seconds and its results."""
-    batch = torch.zeros(state.objective.batch_shape, dtype=torch.uint8, device=state.device)
+    dtype = ids_dtype(len(state.model.embedding))
+    batch = torch.zeros(state.objective.batch_shape, dtype=dtype, device=state.device)
     began = time.perf_counter()
     result = forward_backward(state, batch, recurrent)
     state.synchronize()

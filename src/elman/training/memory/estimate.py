@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 
 from elman.config.run_config import RunConfig
 from elman.models.build import build_model
+from elman.models.inputs import ids_dtype
 from elman.training.memory.meta_walk import MetaWalk
 from elman.training.objective import batch_shape, loss_of
 
@@ -107,9 +108,8 @@ def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
     model = build_model(small, backend=config.kernels.backend, device="meta")
     model.activation_checkpointing = config.train.activation_checkpointing
     params = model.num_params()
-    batch = torch.empty(
-        batch_shape(config.data, config.train.chunk_size, rows), dtype=torch.uint8, device="meta"
-    )
+    shape = batch_shape(config.data, config.train.chunk_size, rows)
+    batch = torch.empty(shape, dtype=ids_dtype(small.vocab_size), device="meta")
     with _LiveBytes() as live:
         loss, states = loss_of(config.data, model)(batch, None)
         loss.backward()

@@ -1,0 +1,161 @@
+"""Cross entropy of a large vocabulary, without the logits of the whole batch.
+
+The logits of a batch are positions times vocabulary: 32 x 512 positions and 50,281 tokens are 824
+million numbers, and their softmax and its gradient are as many again in fp32. Here the positions
+pass through the head chunk by chunk. Each chunk adds its gradients at once, so that nothing is
+computed twice and one chunk's logits are in memory.
+
+The loss and the gradient of a position come from the operations that whole logits take, and the
+mean is summed in the same order. They have the same bits where a product rounds a row alike for
+every number of rows. PyTorch does not promise that, so the last bits may differ. The gradient of
+the head is a sum over chunks in fp32 (fp64 for fp64). On a GPU the product of each chunk is in
+fp32, too. On a CPU in half precision each product is rounded before it is added.
+
+Shape legend: n positions, c positions of a chunk, d model width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from elman.base.errors import UserError
+from elman.ops.common.padding import filled_weight, is_padded
+from elman.ops.common.precision import compute_dtype, no_autocast, wide_dtype
+from elman.ops.common.transforms import backward_is_seen
+
+MOST_LOGITS = 1 << 25
+"""Logits of a chunk: about 0.4 GB with their softmax and its gradient."""
+_BYTES = 256
+_ALIGNED = 128
+"""A chunk's positions are a multiple of this, the rows of a tile of a GPU's products."""
+
+
+def chunk_of(positions: int, vocabulary: int) -> int | None:
+    """Return how many positions pass through the head at a time; None is all of them.
+
+    The logits of bytes and of tasks are always whole.
+
+    Args:
+        positions: Predicted positions of a pass.
+        vocabulary: Number of tokens.
+    """
+    if vocabulary <= _BYTES or positions * vocabulary <= MOST_LOGITS:
+        return None
+    rows = max(1, MOST_LOGITS // vocabulary)
+    return rows - rows % _ALIGNED if rows > _ALIGNED else rows
+
+
+def mean_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
+    """Return the mean cross entropy of the logits x W^T in nats, a scalar in fp32 (fp64 for fp64).
+
+    The gradients are computed with the loss, where gradients are recorded. There is no second
+    derivative.
+
+    Args:
+        x_nd: Hidden states.
+        weight_vd: W.
+        targets_n: Tokens, int64.
+        chunk: Positions at a time.
+    """
+    loss: Tensor
+    if not torch.is_grad_enabled():
+        loss = _pass(x_nd, weight_vd, targets_n, chunk, learns=False).loss
+    else:
+        loss = _InChunks.apply(x_nd, weight_vd, targets_n, chunk)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Passed(NamedTuple):
+    loss: Tensor
+    dx_nd: Tensor
+    dweight_vd: Tensor
+
+
+class _InChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
+        passed = _pass(x_nd, weight_vd, targets_n, chunk, learns=True)
+        ctx.save_for_backward(passed.dx_nd, passed.dweight_vd)
+        ctx.dtypes = x_nd.dtype, weight_vd.dtype
+        return passed.loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if backward_is_seen():
+            raise UserError(
+                "the loss of many tokens: computed in chunks, without a second derivative; "
+                "take torch.nn.functional.cross_entropy of the model's logits"
+            )
+        # A second pass through the same graph would find scaled gradients: autograd refuses it.
+        dx_nd, dweight_vd = (saved.mul_(dloss.to(saved.dtype)) for saved in ctx.saved_tensors)
+        of_x, of_weight = ctx.dtypes
+        return dx_nd.to(of_x), dweight_vd.to(of_weight), None, None
+
+
+def _pass(
+    x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int, *, learns: bool
+) -> _Passed:
+    """Return the loss, and the gradients of a loss of 1 if ``learns``."""
+    dtype = compute_dtype(x_nd, x_nd.dtype)
+    padded = is_padded(x_nd, weight_vd)
+    with torch.no_grad(), no_autocast(x_nd):
+        copy_vd = filled_weight(weight_vd, dtype) if padded else weight_vd.to(dtype)
+        x_nd = x_nd.to(dtype)
+        if fill := copy_vd.shape[1] - x_nd.shape[1]:
+            x_nd = functional.pad(x_nd, (0, fill))
+        wide, size = wide_dtype(dtype), len(weight_vd)
+        nats_n = x_nd.new_empty(len(x_nd), dtype=wide)
+        dx_nd = torch.empty_like(x_nd if learns else x_nd[:0])
+        dweight_vd = torch.zeros_like(copy_vd if learns else copy_vd[:0], dtype=wide)
+        for first in range(0, len(x_nd), chunk):
+            own = slice(first, first + chunk)
+            targets_c1 = targets_n[own, None]
+            logits_cv = functional.linear(x_nd[own], copy_vd)
+            scores_cv = functional.log_softmax(logits_cv[:, :size].to(wide), dim=-1)
+            nats_n[own] = -scores_cv.gather(1, targets_c1).squeeze(1)
+            if learns:
+                dlogits_cv = _into_gradient(scores_cv, targets_c1, len(x_nd), out=logits_cv)
+                torch.mm(dlogits_cv, copy_vd, out=dx_nd[own])
+                _add_product(dweight_vd, dlogits_cv.T, x_nd[own])
+        return _Passed(_mean(nats_n), dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd))
+
+
+def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, positions: int, out: Tensor) -> Tensor:
+    """Return the gradient of the logits in their place; behind the vocabulary it stays zero.
+
+    Args:
+        scores_cv: Logarithms of the probabilities; overwritten.
+        targets_c1: Tokens.
+        positions: Positions of the mean.
+        out: The logits, perhaps with columns that fill them up.
+    """
+    weight = 1 / positions
+    gradient_cv = scores_cv.exp_().mul_(weight)
+    # Each position has one target, so that no two writes meet.
+    gradient_cv.scatter_(1, targets_c1, gradient_cv.gather(1, targets_c1) - weight)
+    out[:, : scores_cv.shape[1]] = gradient_cv
+    return out
+
+
+def _add_product(sum_vd: Tensor, left_vc: Tensor, right_cd: Tensor) -> None:
+    """Add a product to a sum that may be wider than its factors."""
+    if left_vc.dtype == sum_vd.dtype:
+        sum_vd.addmm_(left_vc, right_cd)
+    elif left_vc.is_cuda:
+        sum_vd += torch.mm(left_vc, right_cd, out_dtype=sum_vd.dtype)
+    else:
+        sum_vd += torch.mm(left_vc, right_cd)
+
+
+def _mean(nats_n: Tensor) -> Tensor:
+    """Return the mean, summed in the order of PyTorch's cross entropy."""
+    zeros_n = torch.zeros(len(nats_n), dtype=torch.long, device=nats_n.device)
+    return functional.nll_loss(-nats_n.unsqueeze(1), zeros_n)
+
+
+def _cut(filled_vd: Tensor, like_vd: Tensor) -> Tensor:
+    return filled_vd[: len(like_vd), : like_vd.shape[1]]

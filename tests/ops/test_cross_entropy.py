@@ -1,0 +1,128 @@
+"""Cross entropy in chunks of positions, against PyTorch's from whole logits and against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from elman.base.errors import UserError
+from elman.ops.cross_entropy import MOST_LOGITS, chunk_of, mean_in_chunks
+from elman.parity.experiment import poisoned
+
+DIM = 24
+SIZES = {
+    "one position": (1, 1000, 128),
+    "less than a chunk": (77, 1000, 128),
+    "a part of a chunk is left": (777, 1000, 128),
+    "whole chunks": (96, 1000, 32),
+    "a position at a time": (5, 1000, 1),
+    "50,281 tokens": (37, 50281, 16),
+}
+sizes = pytest.mark.parametrize(("positions", "vocabulary", "chunk"), SIZES.values(), ids=SIZES)
+
+
+def drawn(positions: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states, a head, and targets, among them the first and the last token."""
+    random = torch.Generator().manual_seed(1)
+    x_nd = torch.randn(positions, DIM, generator=random).to(dtype)
+    weight_vd = torch.randn(vocabulary, DIM, generator=random).to(dtype)
+    targets_n = torch.randint(vocabulary, (positions,), generator=random)
+    targets_n[0], targets_n[-1] = 0, vocabulary - 1
+    return x_nd, weight_vd, targets_n
+
+
+def whole(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor) -> Tensor:
+    logits_nv = functional.linear(x_nd, weight_vd)
+    wide = torch.promote_types(logits_nv.dtype, torch.float32)
+    return functional.cross_entropy(logits_nv.to(wide), targets_n)
+
+
+def found(loss: Tensor, *leaves: Tensor) -> list[Tensor]:
+    """Return a loss and its gradients, of a loss that counts three times."""
+    return [loss.detach(), *torch.autograd.grad(3 * loss, leaves)]
+
+
+def compared(positions: int, vocabulary: int, chunk: int, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Return loss and gradients in chunks, from whole logits, and of the same numbers in fp64."""
+    x_nd, weight_vd, targets_n = drawn(positions, vocabulary, dtype)
+    leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()
+    in_chunks = found(mean_in_chunks(*leaves, targets_n, chunk), *leaves)
+    plain = found(whole(*leaves, targets_n), *leaves)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in leaves)
+    return [in_chunks, plain, found(whole(*exact, targets_n), *exact)]
+
+
+@sizes
+def test_loss_and_gradients_are_those_of_whole_logits(positions, vocabulary, chunk) -> None:
+    in_chunks, plain, _ = compared(positions, vocabulary, chunk, torch.float64)
+    for one, other in zip(in_chunks, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+
+
+@sizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_are_as_near_to_fp64_as_those_of_whole_logits(
+    positions, vocabulary, chunk, dtype
+) -> None:
+    in_chunks, plain, exact = compared(positions, vocabulary, chunk, dtype)
+    assert [one.dtype for one in in_chunks] == [torch.float32, dtype, dtype]
+    for one, other, true in zip(in_chunks, plain, exact, strict=True):
+        off, of_whole = (float((each.double() - true).norm()) for each in (one, other))
+        assert off <= 1.5 * of_whole + torch.finfo(dtype).eps * float(true.norm())
+
+
+def test_the_loss_is_the_same_with_and_without_gradients() -> None:
+    x_nd, weight_vd, targets_n = drawn(300, 1000, torch.float32)
+    without = mean_in_chunks(x_nd, weight_vd, targets_n, 64)
+    assert not without.requires_grad
+    learned = mean_in_chunks(x_nd.requires_grad_(), weight_vd, targets_n, 64)
+    assert learned.requires_grad
+    assert torch.equal(without, learned)
+
+
+def test_autocast_narrows_the_factors_and_nothing_else() -> None:
+    x_nd, weight_vd, targets_n = drawn(300, 1000, torch.float32)
+    leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        in_chunks = found(mean_in_chunks(*leaves, targets_n, 64), *leaves)
+        plain = found(whole(*leaves, targets_n), *leaves)
+    assert {one.dtype for one in in_chunks} == {torch.float32}
+    for one, other in zip(in_chunks, plain, strict=True):
+        assert float((one - other).norm()) < 5e-3 * float(other.norm())
+
+
+def test_every_element_is_written() -> None:
+    with poisoned():
+        in_chunks, plain, _ = compared(77, 1000, 32, torch.float64)
+    for one, other in zip(in_chunks, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+
+
+def test_a_number_that_is_not_finite_reaches_the_loss() -> None:
+    x_nd, weight_vd, targets_n = drawn(77, 1000, torch.float32)
+    x_nd[70, 3] = torch.nan
+    assert mean_in_chunks(x_nd, weight_vd, targets_n, 32).isnan()
+
+
+def test_a_second_derivative_and_a_second_pass_are_refused() -> None:
+    x_nd, weight_vd, targets_n = drawn(9, 1000, torch.float32)
+    loss = mean_in_chunks(x_nd.requires_grad_(), weight_vd.requires_grad_(), targets_n, 4)
+    with pytest.raises(UserError, match="without a second derivative"):
+        torch.autograd.grad(loss, [x_nd], create_graph=True)
+    loss = mean_in_chunks(x_nd, weight_vd, targets_n, 4)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_which_sizes_are_cut() -> None:
+    assert chunk_of(1 << 40, 256) is None
+    assert chunk_of(MOST_LOGITS // 50281, 50281) is None
+    assert chunk_of(32 * 512, 50281) == 640
+    assert chunk_of(1, MOST_LOGITS + 1) == 1
+    for vocabulary in (257, 1000, 8192, 50281, 300_000):
+        chunk = chunk_of(1 << 30, vocabulary)
+        assert chunk is not None
+        assert 0.5 * MOST_LOGITS < chunk * vocabulary <= MOST_LOGITS

@@ -1,0 +1,18 @@
+"""``vocabulary`` as far as a machine without a GPU can run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_its_numbers_are_right_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from tools.gpu import job, run
+
+    assert run.main(["vocabulary", "--device=cpu", f"--out={tmp_path}"]) == 0
+    rows = job.read_rows(tmp_path / "vocabulary.jsonl")[1:]
+    assert [row["part"] for row in rows] == ["numbers"]
