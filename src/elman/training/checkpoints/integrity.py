@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ UNFINISHED = ".unfinished-"
 """Prefix of the name of everything that is being written or removed."""
 _FILES, _OWN = "files", "crc32"
 _BLOCK = 4 << 20
+Fingerprint = dict[str, Any]
+"""Length and checksum of a file."""
 
 
 class BadFileError(Exception):
@@ -72,9 +75,18 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     sync(folder)
 
 
-def fingerprints(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the length and checksum of each file, for the meta file."""
-    return {_FILES: {name: _fingerprint(folder / name) for name in names}}
+def settle(path: Path) -> Fingerprint:
+    """Wait until a file is on the disk; meanwhile read it, and return its length and checksum."""
+    with ThreadPoolExecutor(1) as disk:
+        synced = disk.submit(sync, path)
+        found = _fingerprint(path)
+        synced.result()
+    return found
+
+
+def files(found: dict[str, Fingerprint]) -> dict[str, Any]:
+    """Return the length and checksum of each file, by its name, for the meta file."""
+    return {_FILES: found}
 
 
 def check_length(folder: Path, name: str, meta: dict[str, Any]) -> None:
@@ -107,7 +119,7 @@ def _saved(meta: dict[str, Any], name: str) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> Fingerprint:
     length = crc = 0
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):

@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -256,15 +257,24 @@ class CheckpointStore:
     def _write(
         self, scratch: Path, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]
     ) -> None:
+        """Write the files of a checkpoint side by side; the meta file comes last."""
+
+        def put(name: str) -> integrity.Fingerprint:
+            path = scratch / name
+            if name == WEIGHTS:
+                with usual_permissions(path):
+                    save_file(weights, path)
+            elif name == STATE:
+                _save_state(state, path)
+            else:
+                path.write_text(self._config_text, encoding="utf-8")
+            return integrity.settle(path)
+
         scratch.mkdir()
-        with usual_permissions(scratch / WEIGHTS):
-            save_file(weights, scratch / WEIGHTS)
-        torch.save(state, scratch / STATE)
-        (scratch / CONFIG).write_text(self._config_text, encoding="utf-8")
         names = (WEIGHTS, STATE, CONFIG)
-        for name in names:
-            sync(scratch / name)
-        integrity.write_meta(scratch, meta | integrity.fingerprints(scratch, names))
+        with ThreadPoolExecutor(len(names)) as pool:
+            found = dict(zip(names, pool.map(put, names), strict=True))
+        integrity.write_meta(scratch, meta | integrity.files(found))
 
     def _put(self, scratch: Path, final: Path) -> None:
         """Give a finished folder its final name; a damaged folder of that name is removed."""
@@ -342,6 +352,18 @@ class CheckpointStore:
         except OSError:
             return f"what {self.folder} already held"
         return str(whole[-1].path) if whole else "no checkpoint yet"
+
+
+def _save_state(state: dict[str, Any], path: Path) -> None:
+    """Write a state without the checksums of its parts: no loader reads them, and they take longer
+    than the rest. The meta file has one of the whole file.
+    """
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def checkpoint_size(weights: int, state: int) -> int:
