@@ -50,6 +50,19 @@ def test_a_run_imports_what_its_settings_need(tmp_path: Path) -> None:
     assert needed >= {"torch._dynamo", "matplotlib"}
 
 
+def test_operations_of_a_baseline_are_counted_without_what_compiles() -> None:
+    code = (
+        "import sys; from elman.config.compose import compose_config\n"
+        "from elman.training.flops import flops_per_byte\n"
+        "for name in ('llama', 'fla-gdn', 'kda', 'rwkv7', 'mamba3'):\n"
+        "    config = compose_config(['model=' + name])\n"
+        "    assert flops_per_byte(config.model, config.train) > 0\n"
+        "    assert 'torch._dynamo' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_fails_ahead_of_a_run_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> float:
         raise RuntimeError("a cell's plain form fails on the meta device")

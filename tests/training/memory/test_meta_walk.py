@@ -42,6 +42,7 @@ UNARY = [
     *(aten.abs.default, aten.exp.default, aten.neg.default, aten.reciprocal.default),
     *(aten.rsqrt.default, aten.sgn.default, aten.sigmoid.default, aten.sqrt.default),
     *(aten.tanh.default, aten.softplus.default, aten.silu.default),
+    *(aten.cos.default, aten.log.default, aten.sin.default),
     *(aten.clone.default, aten.empty_like.default, aten.ones_like.default),
     aten.zeros_like.default,
 ]
@@ -71,8 +72,15 @@ for name, view in VIEWS.items():
             (aten.pow.Tensor_Scalar, 2),
             (aten.rsub.Scalar, 1),
             (aten.clamp.default, 0, 1),
+            (aten.clamp_min.default, 0),
+            (aten.remainder.Scalar, 2),
+            (aten.eq.Scalar, 0),
             (aten.ge.Scalar, 0),
+            (aten.gt.Scalar, 0),
             (aten.le.Scalar, 0.5),
+            (aten.lt.Scalar, 0.5),
+            (aten.eq.Tensor, meta(3, 4, 5)),
+            (aten.polar.default, meta(3, 4, 5)),
             (aten.cumsum.default, -1),
             (aten.tril.default,),
             (aten.triu.default, 1),
@@ -127,6 +135,27 @@ CASES |= {
         )
         for wanted in ([True, True, True], [True, True, False], [False, True, True])
     },
+    "mul-complex": (
+        aten.mul.Tensor,
+        (meta(3, 4, dtype=torch.complex64), meta(4, 3, dtype=torch.complex64).t()),
+    ),
+    "mul-complex-and-real": (aten.mul.Tensor, (meta(3, dtype=torch.complex64), meta(3))),
+    "mul-real-and-complex": (aten.mul.Tensor, (meta(3), meta(3, dtype=torch.complex64))),
+    "polar-wide": (aten.polar.default, (meta(3, dtype=F64), meta(4, 1, dtype=F64))),
+    "power-of-number": (aten.pow.Scalar, (1e4, meta(3, 4))),
+    "eq-integers": (aten.eq.Scalar, (meta(3, dtype=torch.long), 1)),
+    "group-norm": (
+        aten.native_group_norm.default,
+        (meta(6, 8), meta(8), meta(8), 6, 8, 1, 2, 1e-5),
+    ),
+    "group-norm-turned": (
+        aten.native_group_norm.default,
+        (meta(5, 6, 8).transpose(1, 2), None, None, 5, 8, 6, 2, 1e-5),
+    ),
+    "group-norm-narrow": (
+        aten.native_group_norm.default,
+        (meta(6, 8, dtype=BF16), meta(8), meta(8), 6, 8, 1, 2, 1e-5),
+    ),
     "layer-norm-narrow": (aten.native_layer_norm.default, (meta(3, 4, dtype=BF16), [4], *NO, 0)),
     "slice-backward": (aten.slice_backward.default, (meta(3, 2), [3, 4], 1, 0, 2, 1)),
     "select-backward": (aten.select_backward.default, (meta(3), [3, 4], 1, 0)),
@@ -170,6 +199,14 @@ CASES |= {
 }
 
 
+RANGES: list[tuple[Any, tuple[int, ...]]] = [
+    (aten.arange.start, (3, 11)),
+    (aten.arange.start, (4, 4)),
+    (aten.arange.start_step, (0, 9, 2)),
+    (aten.arange.start_step, (9, 0, -3)),
+]
+
+
 def described(results: Any) -> list[tuple[Any, ...]]:
     """Return what can be told of tensors without values."""
     tensors = results if isinstance(results, tuple) else (results,)
@@ -191,7 +228,18 @@ def test_a_rule_answers_as_pytorch_does(case: str) -> None:
 
 def test_every_rule_holds_for_one_of_these_cases() -> None:
     answered = {op for op, args in CASES.values() if by_rule(op, args, {}) is not None}
-    assert answered == set(RULES)
+    assert answered | {op for op, _ in RANGES} == set(RULES)
+
+
+@pytest.mark.parametrize(("op", "args"), RANGES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.long])
+def test_a_range_is_laid_out_as_asked(op: Any, args: Any, dtype: torch.dtype) -> None:
+    asked = {"dtype": dtype, "device": torch.device("meta")}
+    made = by_rule(op, args, asked)
+    assert made is not None
+    assert described(made) == described(op(*args, **asked))
+    for unsaid in asked:
+        assert by_rule(op, args, asked | {unsaid: None}) is None
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -8,6 +8,7 @@ operations directly.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,28 @@ def _pointwise(*args: Any, **kwargs: Any) -> Tensor | None:
     """Return a new tensor of the arguments' common shape and floating dtype."""
     tensors = [one for one in args if isinstance(one, Tensor)]
     return _laid_out(tensors, _common_dtype(tensors))
+
+
+def _times(*args: Any) -> Tensor | None:
+    """Return the result of mul, of complex numbers too."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    if tensors[0].is_complex() and _alike(tensors):
+        return _laid_out(tensors, tensors[0].dtype)
+    return _pointwise(*args)
+
+
+def _polar(length: Tensor, angle: Tensor) -> Tensor | None:
+    """Return complex numbers."""
+    wide = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+    return _laid_out([length, angle], wide.get(length.dtype) if _alike([length, angle]) else None)
+
+
+def _range(start: float, end: float, step: float = 1, **kwargs: Any) -> Tensor | None:
+    """Return the result of arange of a dtype that is named."""
+    dtype = kwargs.get("dtype")
+    if dtype is None or torch.device(kwargs.get("device") or "cpu").type != "meta":
+        return None
+    return _empty((math.ceil((end - start) / step),), dtype)
 
 
 def _where(condition: Tensor, *choices: Tensor) -> Tensor | None:
@@ -249,6 +272,19 @@ def _layer_norm(
     return _empty(values.shape, values.dtype), mean, scale
 
 
+def _group_norm(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, *args: Any
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the results of native_group_norm: normalized, mean, and 1 / standard deviation."""
+    if not values.is_contiguous():
+        return None
+    given = [one for one in (values, weight, bias) if one is not None]
+    if not _alike(given) or values.dtype not in (torch.float32, torch.float64):
+        return None
+    mean, scale = (_empty((rows, args[2]), values.dtype) for _ in range(2))
+    return _empty(values.shape, values.dtype), mean, scale
+
+
 def _running_sum(values: Tensor, dim: int) -> Tensor | None:
     return _empty(values.shape, values.dtype) if values.is_meta else None
 
@@ -314,21 +350,26 @@ RULES: dict[Any, Callable[..., Any]] = {
             _aten.add.Tensor,
             _aten.addcmul.default,
             _aten.clamp.default,
+            _aten.clamp_min.default,
+            _aten.cos.default,
             _aten.div.Scalar,
             _aten.div.Tensor,
             _aten.exp.default,
             _aten.lerp.Tensor,
+            _aten.log.default,
             _aten.mul.Scalar,
-            _aten.mul.Tensor,
             _aten.neg.default,
+            _aten.pow.Scalar,
             _aten.pow.Tensor_Scalar,
             _aten.reciprocal.default,
+            _aten.remainder.Scalar,
             _aten.rsqrt.default,
             _aten.rsub.Scalar,
             _aten.sgn.default,
             _aten.sigmoid.default,
             _aten.sigmoid_backward.default,
             _aten.silu.default,
+            _aten.sin.default,
             _aten.softplus.default,
             _aten.sqrt.default,
             _aten.sub.Tensor,
@@ -368,8 +409,21 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.embedding.default: _embedding,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.where.self: _where,
-    _aten.ge.Scalar: _compared,
-    _aten.le.Scalar: _compared,
+    _aten.mul.Tensor: _times,
+    _aten.polar.default: _polar,
+    _aten.arange.start: _range,
+    _aten.arange.start_step: _range,
+    **dict.fromkeys(
+        [
+            _aten.eq.Scalar,
+            _aten.eq.Tensor,
+            _aten.ge.Scalar,
+            _aten.gt.Scalar,
+            _aten.le.Scalar,
+            _aten.lt.Scalar,
+        ],
+        _compared,
+    ),
     _aten.addmm.default: _product,
     _aten.mm.default: _product,
     _aten.mv.default: _product,
@@ -384,6 +438,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.slice_backward.default: _of_whole,
     _aten.select_backward.default: _of_whole,
     _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_group_norm.default: _group_norm,
     _aten.cumsum.default: _running_sum,
     _aten.softplus_backward.default: _softplus_backward,
     _aten.cat.default: _joined,
