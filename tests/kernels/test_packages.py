@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +33,6 @@ from elman.models.cells import registry
 from elman.modes import bench as bench_mode
 from elman.modes import parity as parity_mode
 from elman.modes import train, train_description
-from elman.modes.train import prepare_ahead
 from elman.parity import gate, proof
 from elman.parity.checks import Check, Proof
 from elman.parity.compare import Comparison
@@ -461,13 +462,35 @@ def test_a_root_that_kernels_do_not_need_runs_when_it_is_read(tmp_path, monkeypa
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_slow_imports_come_ahead_of_the_gpu_only_where_the_package_is(there, monkeypatch) -> None:
-    imported: list[str] = []
-    monkeypatch.setattr(packages, "importable", lambda module: there)
-    monkeypatch.setattr(packages, "import_module", imported.append)
-    prepare_ahead(compose_config(["model=fla-gdn", "log.plot=false"]))
-    assert imported == (["torch._dynamo"] if there else [])
+def test_a_package_decorates_for_torch_compile_without_dynamo(tmp_path) -> None:
+    folder = tmp_path / "fla" / "ops"
+    folder.mkdir(parents=True)
+    (tmp_path / "fla" / "__init__.py").touch()
+    (folder / "__init__.py").write_text("from fla.ops import everything\n")
+    (folder / "everything.py").write_text("raise ImportError('not needed')\n")
+    (folder / "own.py").write_text(
+        "import sys, torch\n"
+        "@torch.compiler.disable\n"
+        "def apart(x): return (x, torch.compiler.is_compiling())\n"
+        "@torch.compile(backend='eager', fullgraph=True)\n"
+        "def whole(x): return (x + 1, torch.compiler.is_compiling())\n"
+        "LOADED = 'torch._dynamo' in sys.modules\n"
+    )
+    code = (
+        "import torch; from elman.kernels.packages import import_kernels\n"
+        "plain = torch.compile, torch.compiler.disable\n"
+        "own = import_kernels('flash-linear-attention', 'ops.own')\n"
+        "assert plain == (torch.compile, torch.compiler.disable) and not own.LOADED\n"
+        "one = torch.ones(())\n"
+        "assert own.whole(one) == (2, True) and own.apart(one) == (1, False)\n"
+        "assert torch.compile(lambda x: own.apart(x + 1), backend='eager')(one) == (2, False)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,8 @@ class Package:
         install: Command that installs it in addition to torch.
         skip_root: Whether its modules are imported without the package's root, because the root
             would import something that is missing.
-        late_root: Whether the package's root runs only once something of its own is read, because
-            it imports much that its kernels do not need.
-        ahead: Slow imports of its kernels that look for no GPU.
+        late: Packages, its root among them, that run only once something of their own is read,
+            because they import much that its kernels do not need.
     """
 
     name: str
@@ -48,8 +47,7 @@ class Package:
     oldest: str
     install: str
     skip_root: bool = False
-    late_root: bool = False
-    ahead: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
 
 
 PACKAGES = {
@@ -69,9 +67,9 @@ PACKAGES = {
         ("fla", "triton", "einops"),
         "0.6.0",
         "pip install 'elman[fla]'",
-        # The root imports layers and models, and with them transformers: seconds of every run.
-        late_root=True,
-        ahead=("torch._dynamo",),
+        # The root imports layers and models, and with them transformers, and the other one every
+        # recurrence that there is: seconds of every run.
+        late=("fla", "fla.ops"),
     ),
 }
 """All packages by name, as in ``Cell.package``."""
@@ -125,10 +123,15 @@ def import_kernels(name: str, module: str) -> ModuleType:
     """
     package = PACKAGES[name]
     root = package.modules[0]
-    if package.late_root:
-        _put_late_root(root, installed_version(name))
+    from elman.kernels.uncompiled import imported_without_dynamo
+
+    for late in package.late:
+        _put_late(late, installed_version(name))
     try:
-        with _standing_in(root) if package.skip_root else nullcontext():
+        with (
+            _standing_in(root) if package.skip_root else nullcontext(),
+            imported_without_dynamo(),
+        ):
             imported = import_module(f"{root}.{module}")
     except ImportError as error:
         raise UserError(f"{name} cannot be imported ({error}); {package.install}") from error
@@ -139,20 +142,6 @@ def import_kernels(name: str, module: str) -> ModuleType:
         leave_variants_out()
         tune_together(root)
     return imported
-
-
-def import_ahead(name: str) -> None:
-    """Import what a package's kernels need, as far as that looks for no GPU.
-
-    A job of a sweep does so before it gets its GPU. Nothing is imported without the package.
-
-    Args:
-        name: Name in :data:`PACKAGES`.
-    """
-    package = PACKAGES[name]
-    if importable(package.modules[0]):
-        for module in package.ahead:
-            import_module(module)
 
 
 def installed_version(name: str) -> str | None:
@@ -194,8 +183,8 @@ def _standing_in(root: str) -> Iterator[None]:
         del sys.modules[root]
 
 
-class _LateRoot(ModuleType):
-    """A package's root whose code runs when somebody reads a name that is not there yet."""
+class _Late(ModuleType):
+    """A package whose code runs when somebody reads a name that is not there yet."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # people who list modules look for such names
@@ -207,21 +196,24 @@ class _LateRoot(ModuleType):
         return getattr(self, name)
 
 
-def _put_late_root(root: str, version_text: str | None) -> None:
-    """Make a package importable module by module, before its root has run.
+def _put_late(package: str, version_text: str | None) -> None:
+    """Make a package importable module by module, before it has run.
 
     Args:
-        root: Name of the package.
-        version_text: Its version, which modules of it read from the root.
+        package: Its name.
+        version_text: The version of the distribution, which modules of it read from the root.
     """
-    spec = find_spec(root) if root not in sys.modules else None
+    spec = find_spec(package) if package not in sys.modules else None
     if spec is None or spec.submodule_search_locations is None:
         return
-    late = _LateRoot(root)
+    late = _Late(package)
     late.__spec__ = spec
     vars(late)["__version__"] = version_text
-    late.__path__ = extend_path(list(spec.submodule_search_locations), root)
-    sys.modules[root] = late
+    late.__path__ = extend_path(list(spec.submodule_search_locations), package)
+    sys.modules[package] = late
+    above, _, own = package.rpartition(".")
+    if above:
+        setattr(sys.modules[above], own, late)
 
 
 def device_type(device: torch.device | str) -> str:

@@ -34,7 +34,6 @@ from elman.distributed.division import Division, divide
 from elman.distributed.team import ALONE, Joined, Team, own_device
 from elman.distributed.watch import TeamError
 from elman.evaluation.result import RunResult
-from elman.kernels.packages import import_ahead
 from elman.kernels.triton_tuning import tuning_told_to
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
@@ -75,8 +74,6 @@ def prepare_ahead(config: RunConfig) -> None:
         import elman.report.plots  # noqa: F401
     if config.train.compile or config.train.activation_checkpointing:
         import torch._dynamo  # noqa: F401
-    if (package := registry.cell(config.model.cell).package) is not None:
-        import_ahead(package)
     with suppress(Exception):  # the run meets it again, and then it has a result that tells
         flops_per_byte(config.model, config.train)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elman.kernels.uncompiled import traced_as_constant
 from elman.models.backends import check_name, norm_backend
 from elman.ops.add_norm import backends, op
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.precision import compute_dtype, wide_dtype
-from elman.ops.common.uncompiled import traced_as_constant
 
 
 class RMSNorm(nn.Module):

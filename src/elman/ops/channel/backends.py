@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.channel import reference
 from elman.ops.channel.custom_op import CHANNEL
 from elman.ops.channel.passes import Call
@@ -14,7 +15,6 @@ from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import no_autocast
-from elman.ops.common.uncompiled import uncompiled
 
 Run = Callable[
     [Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor]

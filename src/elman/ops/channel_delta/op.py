@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.channel_delta.backends import BACKENDS
 from elman.ops.channel_delta.rules import Rule
 from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.uncompiled import uncompiled
 
 
 @uncompiled

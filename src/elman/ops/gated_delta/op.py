@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.gated_delta.backends import BACKENDS
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.backend import Backend
 from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.packages import package_kernels
 from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.gated_delta import chunked
 
 Run = Callable[

@@ -7,10 +7,10 @@ from functools import partial
 
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import cast, no_autocast, wide_dtype
 from elman.ops.common.transforms import keeps
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state import reference
 from elman.ops.matrix_state.custom_op import MATRIX_STATE, Call
 from elman.ops.matrix_state.plan import Plan

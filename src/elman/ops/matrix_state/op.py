@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from elman.base.errors import UserError
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.checks import (
     check_resets,
     check_sequences,
@@ -19,7 +20,6 @@ from elman.ops.common.checks import (
     is_empty,
 )
 from elman.ops.common.precision import no_autocast
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan

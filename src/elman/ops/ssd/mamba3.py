@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from elman.base.errors import UserError
 from elman.kernels.packages import import_kernels
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.backend import Backend
 from elman.ops.common.checks import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.packages import package_kernels, unpack_once
 from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.ssd import chunked
 
 CHUNK = 64

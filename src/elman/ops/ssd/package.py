@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.packages import package_kernels
-from elman.ops.common.uncompiled import uncompiled
 
 CHUNK = 256
 """Steps of a chunk in the package's own layer."""

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from elman.kernels.uncompiled import uncompiled
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.transforms import keeps
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.tape import reference
 from elman.ops.tape.custom_op import TAPE, check_kernel_call
 from elman.ops.tape.passes import Call

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from elman.base.errors import UserError
+from elman.kernels.uncompiled import traced_as_constant
 from elman.models.backends import check_backend, choose_backend, norm_backend
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
 from elman.models.state import CarriedState, State, check_state
 from elman.ops.common.checks import Shape, check_resets
 from elman.ops.common.precision import compute_dtype
-from elman.ops.common.uncompiled import traced_as_constant
 
 
 class Settings:

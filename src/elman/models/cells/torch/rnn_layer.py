@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from elman.kernels.uncompiled import uncompiled
 from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.torch import gru, lstm
@@ -21,7 +22,6 @@ from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape, empty_results, is_empty
 from elman.ops.common.native import ENGINE_DTYPES
 from elman.ops.common.precision import no_autocast, wide_dtype
-from elman.ops.common.uncompiled import uncompiled
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.fp16_range import in_fp16
 from elman.ops.linear import linear, narrow

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
+from elman.kernels.uncompiled import traced_as_constant
 from elman.ops.common.slices import Slice
-from elman.ops.common.uncompiled import traced_as_constant
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.triton.spec import Spec, of_loop, spec_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from elman.ops.common.uncompiled import traced_as_constant, uncompiled
+from elman.kernels.uncompiled import traced_as_constant, uncompiled
 
 Decorator = Callable[[Any], Any]
 SEEN: list[str] = []

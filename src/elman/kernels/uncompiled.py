@@ -6,8 +6,13 @@ never compiles. These set the same marks without that import.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -48,3 +53,36 @@ def traced_as_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     marked: Any = function
     marked._dynamo_marked_constant = True
     return function
+
+
+@contextmanager
+def imported_without_dynamo() -> Iterator[None]:
+    """Let packages that are imported in this context decorate functions without that import.
+
+    What they keep from torch.compile is marked as by :func:`uncompiled`. What they hand to
+    torch.compile is compiled when it is first called.
+    """
+    compiler: Any = torch.compile
+    disable: Any = torch.compiler.disable
+
+    def marking(function: Any = None, recursive: bool = True, **settings: Any) -> Any:
+        if function is None or not recursive or settings:
+            return disable(function, recursive, **settings)
+        return uncompiled(function)
+
+    def compiling_later(function: Any = None, **settings: Any) -> Any:
+        if function is None:
+            return functools.partial(compiling_later, **settings)
+        compiled = functools.cache(lambda: compiler(function, **settings))
+        return functools.wraps(function)(lambda *given, **named: compiled()(*given, **named))
+
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    try:
+        vars(torch).update(compile=compiling_later)
+        vars(torch.compiler).update(disable=marking)
+        yield
+    finally:
+        vars(torch).update(compile=compiler)
+        vars(torch.compiler).update(disable=disable)
