@@ -69,6 +69,10 @@ pins: $(VENV)/.dev-installed
 		--no-annotate --custom-compile-command 'make pins' \
 		--output-file constraints-dev.txt pyproject.toml
 
+$(BIN)/uv:
+	$(make-environment)
+	$(INSTALL) --constraint constraints-dev.txt uv
+
 $(VENV)/.run-installed: pyproject.toml constraints.txt $(AGAIN)
 	$(make-environment)
 	$(INSTALL) --constraint constraints.txt --editable .
@@ -81,6 +85,7 @@ $(VENV)/.dev-installed: pyproject.toml constraints-dev.txt docs/registers-compil
 	$(make-environment)
 	PIP_CONSTRAINT='constraints-dev.txt $(PIP_CONSTRAINT)' \
 		PIP_BUILD_CONSTRAINT='constraints-dev.txt $(PIP_BUILD_CONSTRAINT)' \
+		UV_CONSTRAINT=constraints-dev.txt UV_BUILD_CONSTRAINT=constraints-dev.txt \
 		$(INSTALL) --editable '.[dev]'
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/registers-compiler \
 		--requirement docs/registers-compiler.txt
