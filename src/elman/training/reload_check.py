@@ -9,6 +9,7 @@ import torch
 from elman.base.signals import Interruption, Stopped
 from elman.distributed.team import ALONE
 from elman.evaluation.metrics import TrainingClock
+from elman.models.blocks import init
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints.store import Checkpoint, CheckpointError
 from elman.training.display import Display
@@ -56,7 +57,8 @@ def reload_difference(
 
     try:
         with clock.pause("checkpoint"):
-            reloaded = new_model()
+            with init.zeros():
+                reloaded = new_model()
             checkpoint.load_weights(reloaded)
             saved = score(reloaded)
             with state.optimizer.kept_weights():

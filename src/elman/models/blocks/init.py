@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
 
 import torch
@@ -16,6 +17,18 @@ from torch import Tensor, nn
 
 _P = ParamSpec("_P")
 _Fill = Callable[Concatenate[Tensor, _P], None]
+_zeros = False
+
+
+@contextmanager
+def zeros() -> Iterator[None]:
+    """Make weights zeros instead of drawing them: of models whose weights are loaded next."""
+    global _zeros
+    before, _zeros = _zeros, True
+    try:
+        yield
+    finally:
+        _zeros = before
 
 
 def _not_on_meta(fill: _Fill[_P]) -> _Fill[_P]:
@@ -28,7 +41,10 @@ def _not_on_meta(fill: _Fill[_P]) -> _Fill[_P]:
     def filled(weight: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if not weight.is_meta:
             with torch.no_grad():
-                fill(weight, *args, **kwargs)
+                if _zeros:
+                    weight.zero_()
+                else:
+                    fill(weight, *args, **kwargs)
 
     return filled
 

@@ -13,6 +13,7 @@ from elman.config.run_config import RunConfig
 from elman.config.validate import validate
 from elman.export.folder import ExportedModel, read_exported
 from elman.models.backends import resolve_backend, slow_note
+from elman.models.blocks import init
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
@@ -70,13 +71,14 @@ def load(
         config = saved_config(source)
         section, reset_after = config.model, config.data.reset_after
     options = section.options | ({} if context is None else {"context": context})
-    model = build_model(
-        section.model_copy(update={"options": options}),
-        backend=backend,
-        device=device,
-        allow_slow=allow_slow,
-        reset_after=reset_after,
-    )
+    with init.zeros():
+        model = build_model(
+            section.model_copy(update={"options": options}),
+            backend=backend,
+            device=device,
+            allow_slow=allow_slow,
+            reset_after=reset_after,
+        )
     source.load_weights(model)
     return model.eval()
 
