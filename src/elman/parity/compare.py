@@ -110,17 +110,37 @@ def compare(
         least: The error is relative to this number if the tensor's norm is less.
     """
     assert found.shape == wanted.shape, f"{name}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
-    a, b = found.detach().double().flatten(), wanted.detach().double().flatten()
-    if not (a.isfinite().all() and b.isfinite().all()):
+    return _compared(name, _Vector(found), _Vector(wanted), tolerance, least)
+
+
+class _Vector:
+    """The numbers of a tensor in fp64, and their norm, which is computed once."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.numbers = tensor.detach().double().flatten()
+        self.norm = float(torch.linalg.norm(self.numbers))
+
+    def error(self, wanted: _Vector, difference: Tensor, least: float = 0.0) -> float:
+        """Return the relative error; NaN if a number is not finite."""
+        if not (math.isfinite(self.norm) and math.isfinite(wanted.norm)):
+            return math.nan
+        if wanted.norm == 0.0:
+            return 0.0 if self.norm == 0.0 else math.inf
+        return float(torch.linalg.norm(difference)) / max(wanted.norm, least)
+
+
+def _compared(
+    name: str, found: _Vector, wanted: _Vector, tolerance: float, least: float
+) -> Comparison:
+    difference = found.numbers - wanted.numbers
+    relative = found.error(wanted, difference, least)
+    if math.isnan(relative):
         return Comparison(name, math.nan, math.nan, math.nan, tolerance)
-    difference = a - b
-    max_abs = float(difference.abs().max()) if a.numel() else 0.0
-    norm_a, norm_b = float(torch.linalg.norm(a)), float(torch.linalg.norm(b))
-    if norm_b == 0.0:
-        same = norm_a == 0.0
-        return Comparison(name, 0.0 if same else math.inf, float(same), max_abs, tolerance)
-    relative = float(torch.linalg.norm(difference)) / max(norm_b, least)
-    cosine = float(torch.dot(a, b)) / (norm_a * norm_b) if norm_a else 0.0
+    max_abs = float(torch.linalg.norm(difference, math.inf)) if difference.numel() else 0.0
+    if wanted.norm == 0.0:
+        return Comparison(name, relative, float(found.norm == 0.0), max_abs, tolerance)
+    cosine = float(torch.dot(found.numbers, wanted.numbers)) if found.norm else 0.0
+    cosine /= (found.norm * wanted.norm) or 1.0
     return Comparison(name, relative, cosine, max_abs, tolerance)
 
 
@@ -150,14 +170,16 @@ def compare_beside(
             the reference's result.
         terms: About the norm of what a gradient of one number adds up.
     """
+    assert found.shape == own.shape == wanted.shape, name
     least = terms if wanted.numel() == 1 and precision == "bf16" else 0.0
-    error = compare(name, own, wanted, 0.0, least).relative_l2
+    a, b, c = (_Vector(one) for one in (found, own, wanted))
+    error = b.error(c, b.numbers - c.numbers, least)
     usual, most = TOLERANCES[precision], tolerance(precision, error)
-    one = compare(name, found, wanted, most, least)
-    apart = compare(name, found, own, 0.0).relative_l2
-    size = max(float(torch.linalg.norm(wanted.double())), least)
+    one = _compared(name, a, c, most, least)
+    apart = a.error(b, a.numbers - b.numbers)
+    size = max(c.norm, least)
     if size > 0 and math.isfinite(apart):
-        apart *= float(torch.linalg.norm(own.double())) / size
+        apart *= b.norm / size
     held = shared and precision == "bf16"
     return replace(
         one,
