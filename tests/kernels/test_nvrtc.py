@@ -399,6 +399,26 @@ def test_a_kernel_asks_for_its_shared_memory_and_a_refused_launch_is_an_error(
     assert fake.asked == [("shared", 100_000)]
 
 
+def test_kernels_that_are_only_asked_for_are_launched_later(cache: Path, monkeypatch) -> None:
+    fake, asked = LaunchingDriver(True, True), []
+    monkeypatch.setattr(driver, "_driver", lambda: fake)
+    monkeypatch.setattr(driver, "_loaded", {})
+    monkeypatch.setattr(driver, "_entered", threading.local())
+    unit = Unit(EMPTY, "empty test", "sm_90", False)
+    size = {"blocks": 1, "threads": 32, "shared_bytes": 100_000, "device": 0, "stream": 0}
+    with driver.only_asking(asked.append):
+        kernel = driver.load(unit)
+        kernel.launch("nothing", arguments=Nothing(), **size)
+        assert asked == [unit]
+        assert not list(cache.rglob("*.cubin"))
+    assert fake.asked == []
+    kernel.launch("nothing", arguments=Nothing(), **size)
+    assert fake.asked == [("shared", 100_000)]
+    with driver.only_asking(asked.append):
+        assert driver.load(unit) is driver.load(unit)
+    assert asked == [unit]
+
+
 def _no_library(flags: int) -> tuple[int]:
     raise RuntimeError("Failed to dlopen libcuda.so.1")
 

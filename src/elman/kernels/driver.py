@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -144,6 +146,22 @@ class Loaded:
         return function
 
 
+class _Later(Loaded):
+    """Kernels that compile elsewhere: the first launch behind :func:`only_asking` loads them."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._found: Loaded | None = None
+
+    def launch(self, name: str, **how: Any) -> None:
+        """Launch a kernel as :meth:`Loaded.launch`; nothing inside :func:`only_asking`."""
+        if self._found is None:
+            if _asked is not None:
+                return
+            self._found = load(self._unit)
+        self._found.launch(name, **how)
+
+
 @cache
 def _driver() -> Any:
     try:
@@ -217,12 +235,35 @@ _loaded: dict[Unit, Loaded] = {}
 _loading: defaultdict[Unit, threading.Lock] = defaultdict(threading.Lock)
 
 
+_asked: Callable[[Unit], object] | None = None
+
+
+@contextmanager
+def only_asking(asked: Callable[[Unit], object]) -> Iterator[None]:
+    """Compile nothing here, and launch nothing that is not loaded.
+
+    What is computed here is nothing that anybody may read.
+
+    Args:
+        asked: Called with every unit that a call needs and this process has not loaded.
+    """
+    global _asked
+    before, _asked = _asked, asked
+    try:
+        yield
+    finally:
+        _asked = before
+
+
 def load(unit: Unit) -> Loaded:
     """Return a translation unit's kernels, compiled and loaded once per process.
 
     Raises:
         UserError: it cannot be compiled or loaded.
     """
+    if _asked is not None and unit not in _loaded:
+        _asked(unit)
+        return _Later(unit)
     if unit not in _loaded:
         with _loading[unit]:
             if unit not in _loaded:

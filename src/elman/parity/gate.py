@@ -97,7 +97,8 @@ def require_parity(
     else:
         against = "with these options against the reference, once (seconds)"
         say(f"checking the {backend} kernel of {cell.name} {against} ...")
-        proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets)
+        rows = None if sizes is None else sizes.batch_size
+        proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets, rows=rows)
     if not proof.passed:
         place = write_parity(folder, proof.as_json() | conditions)
         raise ParityError(_refusal(proof, place, f"kernels.backend={cell.backends[0]}"))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels.compiler import no_compilers
+from elman.kernels.driver import only_asking
+from elman.kernels.nvrtc import Unit
 from elman.kernels.packages import package_problem
 from elman.kernels.threads import cpu_share
 from elman.kernels.triton_tuning import choices_kept
@@ -114,12 +116,14 @@ def prove_runs(
     seed: int,
     quick: bool,
     resets: bool = False,
+    rows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Proof:
     """Check a model's layer in the given ways of running it.
 
     Args:
         resets: Check only the kernels that zero the state where documents start, which are others.
+        rows: Rows of a training step, whose kernels are compiled beside those of the check.
     """
     cell = registry.cell(config.cell)
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
@@ -138,7 +142,10 @@ def prove_runs(
         _Case(experiment, Label(cell.name, shape.name, shape.describe(cell)), cell.backends[0])
         for shape, experiment in zip(shapes, experiments, strict=True)
     ]
-    with _compiling(partial(compile_for, cell), shapes, others):
+    wanted = [*itertools.product(shapes, others)]
+    if rows is not None and others:
+        wanted.append((replace(shapes[-1], batch=rows), others[-1]))
+    with _compiling(partial(compile_for, cell), wanted):
         # What Triton's interpreter runs is not compiled.
         compile_experiments(experiments, [run for run in own_triton if run.device != "cpu"])
         if cell.package is None:  # a package tunes by time, so nothing else may run
@@ -197,7 +204,7 @@ def prove_norms(
     shapes = norms.norm_shapes(width, runs, quick=quick)
     kernels = _of_kernels(runs)
     proof = Proof(norms.NAME, norms.NAME, list(dict.fromkeys(run.backend for run in kernels)))
-    with _compiling(norms.compile_norm, shapes, kernels):
+    with _compiling(norms.compile_norm, [*itertools.product(shapes, kernels)]):
         pass
     for shape in shapes:
         label = Label(norms.NAME, shape.name, shape.describe())
@@ -218,7 +225,7 @@ def compiling_norms(
     if registry.cell(config.cell).package is not None:
         return nullcontext()
     shapes = norms.norm_shapes(config.dim, runs, quick=quick)
-    return _compiling(norms.compile_norm, shapes, _of_kernels(runs))
+    return _compiling(norms.compile_norm, [*itertools.product(shapes, _of_kernels(runs))])
 
 
 def _of_kernels(runs: Sequence[Run]) -> list[Run]:
@@ -227,19 +234,29 @@ def _of_kernels(runs: Sequence[Run]) -> list[Run]:
 
 @contextmanager
 def _compiling(
-    compile_one: Callable[[S, Run], None], shapes: Sequence[S], runs: Sequence[Run]
+    compile_one: Callable[[S, Run], None], wanted: Sequence[tuple[S, Run]]
 ) -> Iterator[None]:
     """Compile what the checks will call, several kernels at a time, beside what is done inside.
 
     The end of this context waits for all of them. Errors are ignored here: the check itself meets
     and reports them. Where ``compile_one`` draws from torch's generator of the CPU, as a new layer
     does, nothing else inside this context may.
+
+    A call for CUDA asks for all its kernels at once, both passes' among them, and computes nothing.
     """
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
-        compiled: list[Future[None]] = []
+        compiled: list[Future[Any]] = []
+
+        def ask(unit: Unit) -> None:
+            compiled.append(pool.submit(unit.cubin))
+
         try:
-            for shape, run in itertools.product(shapes, runs):
-                compiled.append(pool.submit(compile_one, shape, run))
+            for shape, run in wanted:
+                if run.backend == "cuda":
+                    with suppress(Exception), only_asking(ask):
+                        compile_one(shape, run)
+                else:
+                    compiled.append(pool.submit(compile_one, shape, run))
             yield
             wait(compiled)
         except BaseException:

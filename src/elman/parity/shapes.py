@@ -14,6 +14,7 @@ import torch
 from elman.base.errors import UserError
 from elman.models.build import layer_class
 from elman.models.cells.declaration import Cell, Value
+from elman.training.memory.meta_walk import MetaWalk
 
 STATE_SIZES = (16, 20, 28, 32, 64, 256)
 _SIZE = "n_state"
@@ -212,7 +213,7 @@ def _fitting(elements: int) -> tuple[int, int]:
 def _state_elements(cell: Cell, dim: int, options: Mapping[str, Value]) -> int:
     """Return the number of elements in the state of one row."""
     x_btd = torch.empty(1, 1, dim, device="meta")
-    with torch.no_grad():
+    with torch.no_grad(), MetaWalk():
         _, state = _on_meta(cell, dim, options)(x_btd)
     return sum(part.numel() for part in state.values())
 
