@@ -6,13 +6,25 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
-from elman.probe import memory
+from elman.models.build import layer_class
+from elman.models.cells import registry
+from elman.probe import memory, state
 from elman.probe.result import Memory
 from tests.probe.hand_set import Delay, Leak, letters, model_of, reader_of, text_of
 
 LENGTH = 600
+# The matrix that has the rows of a cell's gates, which of its blocks they are, and of how many.
+GATES = {
+    "e61": ("cell_proj", 0, 2),
+    "e62": ("cell_proj", 0, 2),
+    "e63": ("input", 1, 2),
+    "mingru": ("cell_proj", 1, 2),
+    "cudalstm": ("cell_proj", 0, 4),
+    "lstm": ("rnn.weight_ih_l0", 1, 4),
+}
 
 
 def measured(folder: Path, *layers: nn.Module, positions: int = 10_000) -> Memory:
@@ -64,6 +76,27 @@ def test_any_chunks_give_the_same_numbers(tmp_path: Path) -> None:
     one, other = (measured(tmp_path, Leak(0.9), positions=n) for n in (100_000, 77))
     assert one.kl.mean == pytest.approx(other.kl.mean, rel=1e-4, abs=1e-9)
     assert one.layers[0].mean == pytest.approx(other.layers[0].mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("cell", GATES)
+def test_a_constant_gate_has_the_half_life_of_the_decay_that_the_cell_tells(
+    tmp_path: Path, cell: str
+) -> None:
+    layer = layer_class(registry.cell(cell))(256)
+    name, block, blocks = GATES[cell]
+    with torch.no_grad():  # the biases of the gates alone are left
+        layer.get_parameter(name).chunk(blocks)[block].zero_()
+        for key, parameter in layer.named_parameters():
+            if key in ("recurrent", "rnn.weight_hh_l0"):
+                parameter.zero_()
+    text = text_of(tmp_path, letters(LENGTH, documents=3))
+    reader = reader_of(model_of(layer), 32, 10_000)
+    (layer_state,) = state.measure(reader, text).layers
+    assert layer_state.decay is not None
+    decay = layer_state.decay[-1][0]
+    assert layer_state.decay == [[pytest.approx(decay)]] * len(layer_state.decay)
+    expected = math.log(0.5) / math.log(decay)
+    assert memory.measure(reader, text).half_lives == [pytest.approx(expected, rel=0.01)]
 
 
 def test_a_half_life_beyond_the_last_distance_is_none() -> None:

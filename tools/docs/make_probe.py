@@ -62,7 +62,8 @@ bytes were read before. The exit status is 3.
   is written again: how well does the model predict its value?
 - **state**: norm, saturated entries, effective rank and decay of each head, over time. `grow / die`
   counts the heads whose norm more than doubles, or falls below a half, after the trained length.
-  The page names cells that have no decay.
+  Forget gates and other gates that keep the state are decays. A cell that only adds to its state,
+  or only multiplies it by a matrix, has none, and the page says so.
 - **ablation**: the state of one layer is reset before every step, frozen, or swapped with that of
   another document.
 

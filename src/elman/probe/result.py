@@ -5,7 +5,7 @@ from __future__ import annotations
 from elman.base.exit_status import RunStatus
 from elman.evaluation.fields import Number, Part, Whole, definitions, fact, number
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 """Counts up whenever a definition changes."""
 
 
@@ -167,8 +167,10 @@ class LayerState(Part):
     parts: dict[str, StatePart] = fact("its parts, without the last inputs of a convolution")
     decay: list[list[float]] | None = number(
         "at each position and of each head: the factor by which a step multiplies the old state "
-        "before it writes, as the cell computes it: the mean over documents, and over the bytes of "
-        "the last chunk before the position. Null: the cell has no decay",
+        "before it writes, as the cell computes it; a gate that keeps the state is a decay (of an "
+        "LSTM it keeps c, of E23 a slot of the tape). The mean over documents, over the channels "
+        "of a head, and over the bytes of the last chunk before the position. Null: the cell has "
+        "no decay",
         "factor",
     )
 

@@ -43,7 +43,7 @@ def measure(reader: Reader, text: Text) -> States:
                 for number, layer in enumerate(layers):
                     _add(layer, chunk.states[number])
                     if number in inputs:
-                        decay = _decay_of(reader, model_layers[number], *inputs[number])
+                        decay = _decay_of(reader, model_layers[number], inputs[number])
                         layer.decay = None if decay is None else [*(layer.decay or []), decay]
             inputs.clear()
     place = positions.index(usual)
@@ -104,13 +104,13 @@ def _by_head(part: Tensor, heads: set[int], name: str) -> Tensor:
 
 
 @contextmanager
-def _inputs_of(layers: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, State | None]]]:
-    """Yield what the last call gave to each layer that tells its decay, by its number."""
-    inputs: dict[int, tuple[Tensor, State | None]] = {}
+def _inputs_of(layers: list[nn.Module]) -> Iterator[dict[int, tuple[Any, ...]]]:
+    """Yield the arguments of the last call of each layer that tells its decay, by its number."""
+    inputs: dict[int, tuple[Any, ...]] = {}
 
     def note(number: int) -> Any:
         def hook(layer: nn.Module, given: tuple[Any, ...]) -> None:
-            inputs[number] = given[0], given[1]
+            inputs[number] = given
 
         return hook
 
@@ -126,13 +126,11 @@ def _inputs_of(layers: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, Stat
             hook.remove()
 
 
-def _decay_of(
-    reader: Reader, layer: nn.Module, x_btd: Tensor, state: State | None
-) -> list[float] | None:
+def _decay_of(reader: Reader, layer: nn.Module, inputs: tuple[Any, ...]) -> list[float] | None:
     """Return the mean decay of each head over the positions of a chunk; None without one."""
     tell: Callable[..., Tensor | None] = layer.applied_decay  # type: ignore[assignment]
     with torch.no_grad(), autocast(reader.device, reader.precision):
-        decay_bth = tell(x_btd, state)
+        decay_bth = tell(*inputs)
     if decay_bth is None:
         return None
     by_head = decay_bth.double().mean(dim=(0, 1))

@@ -31,13 +31,23 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`elman.ops.channel.op.run`, any floating dtype, any device."""
     places = _read(plan, sources_bts, state_bc.shape[-1])
-    inputs = {name: places[place] for name, place in plan.inputs}
-    if plan.unit is not None:
-        inputs[plan.unit] = unit(inputs[plan.unit])
+    inputs = _inputs(plan, places)
     y_btc, last_bc = channel(plan.step, inputs, parameters, state_bc, resets_bt)
     if plan.query is not None:
         y_btc = y_btc * places[plan.query]
     return (self_gate(y_btc) if plan.self_gate else y_btc), last_bc
+
+
+def step_inputs(plan: Plan, sources_bts: Sequence[Tensor], channels: int) -> dict[str, Tensor]:
+    """Return the sequences [b, t, c] that the plan's step reads."""
+    return _inputs(plan, _read(plan, sources_bts, channels))
+
+
+def _inputs(plan: Plan, places: Mapping[Slice, Tensor]) -> dict[str, Tensor]:
+    inputs = {name: places[place] for name, place in plan.inputs}
+    if plan.unit is not None:
+        inputs[plan.unit] = unit(inputs[plan.unit])
+    return inputs
 
 
 def _read(plan: Plan, sources_bts: Sequence[Tensor], channels: int) -> dict[Slice, Tensor]:

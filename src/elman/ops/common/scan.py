@@ -58,3 +58,17 @@ def scan(segment: Segment, state: Tensor, inputs: Sequence[Tensor]) -> tuple[Ten
         )
         outputs.append(output)
     return torch.cat(outputs), state
+
+
+def states_before(after_bt: Tensor, first_b: Tensor, resets_bt: Tensor | None) -> Tensor:
+    """Return the state before each step, in the dtype of the first one.
+
+    Args:
+        after_bt: The state after each step: batch, time, and the axes of a state.
+        first_b: State before the first step.
+        resets_bt: Where the state before a step is zero; None is nowhere.
+    """
+    before_bt = torch.cat([first_b.unsqueeze(1), after_bt[:, :-1].to(first_b.dtype)], dim=1)
+    if resets_bt is None:
+        return before_bt
+    return before_bt.masked_fill(resets_bt.view(*resets_bt.shape, *[1] * (first_b.ndim - 1)), 0)

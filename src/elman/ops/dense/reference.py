@@ -32,8 +32,8 @@ def dense_recurrence(
     segment = partial(
         _segment,
         advance=chosen.advance,
-        recurrent=[_transposed(matrix) for matrix in reversed(recurrent)],
-        parameters=[_transposed(one) if one.ndim == 2 else one for one in parameters],
+        recurrent=[transposed(matrix) for matrix in reversed(recurrent)],
+        parameters=[transposed(one) if one.ndim == 2 else one for one in parameters],
         resets=resets_bt is not None,
     )
     sequences = [first_tbp, *activated]
@@ -43,7 +43,7 @@ def dense_recurrence(
     return h_tbi.transpose(0, 1), final_sbi.unbind(0)
 
 
-def _transposed(matrix: Tensor) -> Tensor:
+def transposed(matrix: Tensor) -> Tensor:
     """Return a copy that all steps share: every product is then a plain GEMM."""
     return matrix.mT.contiguous()
 
@@ -67,12 +67,12 @@ def _segment(
         read = state[0]
         for factor in inner:
             read = read @ factor
-        state = advance(state, _added(input_bp, read, outer), others, parameters)
+        state = advance(state, added(input_bp, read, outer), others, parameters)
         outputs.append(state[0])
     return torch.stack(outputs), torch.stack(state)
 
 
-def _added(input_bp: Tensor, read_bc: Tensor, matrix: Tensor) -> Tensor:
+def added(input_bp: Tensor, read_bc: Tensor, matrix: Tensor) -> Tensor:
     """Return input + read R^T, a fresh tensor, with the blocks of all heads side by side."""
     if matrix.ndim == 2:
         return torch.addmm(input_bp, read_bc, matrix)

@@ -28,6 +28,7 @@ from elman.ops.matrix_state.steps import (
     STEPS,
     Inputs,
     Step,
+    StepCall,
     head_numbers,
 )
 
@@ -40,13 +41,7 @@ def run(
     resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`elman.ops.matrix_state.op.run`; the output has the state's dtype."""
-    dtype = first_bhvn.dtype
-    inputs = Inputs(
-        {name: _role(plan, name, sources_btc).to(dtype) for name, _ in plan.roles},
-        {name: parameter.to(dtype) for name, parameter in parameters.items()},
-    )
-    _prepare(plan, inputs)
-    call = ADAPTERS.get(plan.cell, head_numbers)(inputs)
+    inputs, call = step_call(plan, sources_btc, parameters, first_bhvn.dtype)
     sequences = {name: inputs.roles[name] for name in ("k", "v", "q")} | dict(call.sequences)
     if plan.key != "k":
         sequences["read"] = inputs.roles["read"]
@@ -59,6 +54,21 @@ def run(
         resets_bt,
     )
     return _finish(plan, inputs, y_bthv), last_bhvn
+
+
+def step_call(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> tuple[Inputs, StepCall]:
+    """Return a plan's roles and parameters, and what its step takes beside k, v and q."""
+    inputs = Inputs(
+        {name: _role(plan, name, sources_btc).to(dtype) for name, _ in plan.roles},
+        {name: parameter.to(dtype) for name, parameter in parameters.items()},
+    )
+    _prepare(plan, inputs)
+    return inputs, ADAPTERS.get(plan.cell, head_numbers)(inputs)
 
 
 def _role(plan: Plan, name: str, sources_btc: Sequence[Tensor]) -> Tensor:

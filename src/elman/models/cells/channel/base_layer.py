@@ -18,6 +18,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State, first_state
+from elman.ops.channel.decays import decays
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
 from elman.ops.common.checks import Shape
@@ -26,6 +27,9 @@ from elman.ops.linear import linear
 
 RETAIN_BIAS = 2.0
 """Initial bias of every retain gate: 0.88 of the state is kept (vector-state specification 4)."""
+
+Call = tuple[Plan, tuple[Tensor, ...], dict[str, Tensor], Tensor]
+"""Plan, sources, parameters and first state: what the engine is called with."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +103,26 @@ class ChannelMixer(Skeleton):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        (p_bti,) = self.project_in(x_btd, state, carried, resets_bt)
-        projected_bts = linear(self.activate(p_bti), self.cell_proj)
-        y_btc, carried["h"] = run(
-            self.plan,
-            (projected_bts,),
-            self.step_parameters(),
-            first_state(state.get("h"), projected_bts, self.channels),
-            backend=self.backend_for(projected_bts),
-            resets_bt=resets_bt,
-        )
+        call = self._call(x_btd, state, carried, resets_bt)
+        y_btc, carried["h"] = run(*call, backend=self.backend_for(x_btd), resets_bt=resets_bt)
+        ((projected_bts,), _, _) = call[1:]
         # The self gate has the dtype of the recurrence; the output projection has its own dtype.
         return self.project_out(y_btc.to(projected_bts.dtype)), carried
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each channel [B or 1, T or 1, 1, c]; None without one."""
+        call = self._call(x_btd, self.begin(x_btd, state), {}, resets_bt)
+        decay_btc = decays(*call, backend=self.backend_for(x_btd), resets_bt=resets_bt)
+        return None if decay_btc is None else decay_btc.unsqueeze(2)
+
+    def _call(self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None) -> Call:
+        """Return what the engine is called with."""
+        (p_bti,) = self.project_in(x_btd, state, carried, resets_bt)
+        projected_bts = linear(self.activate(p_bti), self.cell_proj)
+        first_bc = first_state(state.get("h"), projected_bts, self.channels)
+        return self.plan, (projected_bts,), self.step_parameters(), first_bc
 
     def activate(self, p_bti: Tensor) -> Tensor:
         """Apply the first activation."""
@@ -175,17 +187,24 @@ class MinimalMixer(Mixer):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        state = self.begin(x_btd, state)
-        projected_bts = linear(x_btd, self.cell_proj)
-        inner = projected_bts.shape[-1] // len(self.projections)
-        h_bti, last_bi = run(
-            self.plan,
-            (projected_bts,),
-            {},
-            first_state(state.get("h"), projected_bts, inner),
-            backend=self.backend_for(x_btd),
-            resets_bt=resets_bt,
-        )
+        call = self._call(x_btd, state)
+        h_bti, last_bi = run(*call, backend=self.backend_for(x_btd), resets_bt=resets_bt)
+        ((projected_bts,), _, _) = call[1:]
         y_bti = h_bti.to(projected_bts.dtype)
         y_btd = y_bti if self.out_proj is None else linear(y_bti, self.out_proj)
         return y_btd, {"h": last_bi}
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each channel [B, T, 1, i]."""
+        decay_bti = decays(*self._call(x_btd, state), backend=self.backend_for(x_btd))
+        assert decay_bti is not None
+        return decay_bti.unsqueeze(2)
+
+    def _call(self, x_btd: Tensor, state: State | None) -> Call:
+        """Return what the engine is called with."""
+        state = self.begin(x_btd, state)
+        projected_bts = linear(x_btd, self.cell_proj)
+        inner = projected_bts.shape[-1] // len(self.projections)
+        return self.plan, (projected_bts,), {}, first_state(state.get("h"), projected_bts, inner)

@@ -71,7 +71,9 @@ class GatedDeltaNet2(LowRankGate):
         )
         return channel_delta(rule, state_bhvk=state.get("S"), backend=backend)
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor:
         """Return the decay of each key channel [B, T, heads, keys]."""
         logits_bthk = self.by_head(twice(x_btd, self.f_proj))
         wide = wide_dtype(logits_bthk.dtype)

@@ -216,7 +216,9 @@ class Rwkv7TimeMix(Mixer):
         carried = {"conv": padded[:, -1:].clone(), "S": last}
         return linear(o_btd.to(r_btd.dtype), self.o_proj.weight), carried
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor:
         """Return the decay of each key channel [B, T, heads, keys]."""
         change_btd = self._padded(x_btd, state or {})[:, :-1] - x_btd
         mixed_btd = torch.addcmul(x_btd, change_btd, self.x_w.to(x_btd.dtype))

@@ -175,7 +175,9 @@ class Mixer(nn.Module):
             self._shapes = self.state_shapes()
         return self._shapes
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
         """Return the factors by which the steps multiply the old state before they write.
 
         A cell that has no such factor does not have the method: then the answer is None.
@@ -183,10 +185,11 @@ class Mixer(nn.Module):
         Args:
             x_btd: As ``forward``.
             state: As ``forward``.
+            resets_bt: As ``forward``.
 
         Returns:
-            Factors [B, T, heads, ...] in fp32 or wider. Axes behind the heads are channels of a
-            head; a cell without heads has one.
+            Factors [B or 1, T or 1, heads, ...] in fp32 or wider. Axes behind the heads are
+            channels of a head; a cell without heads has one.
         """
         return None
 

@@ -15,6 +15,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.dense.cudagru import CELL
 from elman.models.state import State, first_state
+from elman.ops.dense.decays import decays
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear
 
@@ -51,17 +52,38 @@ class CudaGRU(Skeleton):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        state = self.begin(x_btd, state)
-        p_bti = linear(x_btd, self.in_proj)
-        cell_btc = linear(p_bti, self.cell_proj, self.cell_bias)
-        gates_btc, new_bti = torch.split(cell_btc, [2 * self.width, self.width], dim=-1)
+        inputs, first = self._inputs(x_btd, state)
         h_bti, (final_bi,) = dense_recurrence(
             "gru",
-            [gates_btc, new_bti],
+            inputs,
             [self.recurrent_gates],
-            [first_state(state.get("h"), p_bti, self.width)],
+            first,
             parameters=[self.recurrent],
             backend=self.backend_for(x_btd),
             resets_bt=resets_bt,
         )
-        return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi}
+        return self.project_out(h_bti.to(inputs[0].dtype)), {"h": final_bi}
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return 1 - z of each channel [B, T, 1, i]."""
+        inputs, first = self._inputs(x_btd, state)
+        decay_bti = decays(
+            "gru",
+            inputs,
+            [self.recurrent_gates],
+            first,
+            [self.recurrent],
+            backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
+        )
+        return None if decay_bti is None else decay_bti.unsqueeze(2)
+
+    def _inputs(self, x_btd: Tensor, state: State | None) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the parts of gates and candidate that read the input, and the first state."""
+        state = self.begin(x_btd, state)
+        p_bti = linear(x_btd, self.in_proj)
+        cell_btc = linear(p_bti, self.cell_proj, self.cell_bias)
+        inputs = torch.split(cell_btc, [2 * self.width, self.width], dim=-1)
+        return list(inputs), [first_state(state.get("h"), p_bti, self.width)]

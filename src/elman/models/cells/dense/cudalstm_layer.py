@@ -17,6 +17,7 @@ from elman.models.cells.dense.cudalstm import CELL
 from elman.models.state import State, first_state
 from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape
+from elman.ops.dense.decays import decays
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear
 
@@ -59,14 +60,27 @@ class CudaLSTM(Skeleton):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        backend = self.backend_for(x_btd)
+        input_btc, first = self._input(x_btd, state)
+        h_bti, (final_bi, cell_bi) = dense_recurrence(
+            "lstm", [input_btc], [self.recurrent], first, backend=backend, resets_bt=resets_bt
+        )
+        return self.project_out(h_bti.to(input_btc.dtype)), {"h": final_bi, "c": cell_bi}
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the forget gate of each channel [B, T, 1, i]."""
+        backend = self.backend_for(x_btd)
+        input_btc, first = self._input(x_btd, state)
+        decay_bti = decays(
+            "lstm", [input_btc], [self.recurrent], first, backend=backend, resets_bt=resets_bt
+        )
+        return None if decay_bti is None else decay_bti.unsqueeze(2)
+
+    def _input(self, x_btd: Tensor, state: State | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the part of the gates that reads the input, and the first state."""
         state, backend = self.begin(x_btd, state), self.backend_for(x_btd)
         p_bti = linear(x_btd, self.in_proj)
-        h_bti, (final_bi, cell_bi) = dense_recurrence(
-            "lstm",
-            [biased_linear(p_bti, self.cell_proj, self.cell_bias, backend=backend)],
-            [self.recurrent],
-            [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
-            backend=backend,
-            resets_bt=resets_bt,
-        )
-        return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}
+        gates_btc = biased_linear(p_bti, self.cell_proj, self.cell_bias, backend=backend)
+        return gates_btc, [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")]

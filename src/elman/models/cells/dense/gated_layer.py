@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from elman.models.blocks import init
 from elman.models.cells.dense.base_layer import DenseLayer
+from elman.models.state import State, first_state
 from elman.ops.common.precision import wide_dtype
+from elman.ops.dense.decays import decays
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear
 
@@ -99,21 +101,44 @@ class GatedDense(DenseLayer):
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
+        step, inputs, recurrent, parameters = self._call(u_bti)
+        h_bti, (final_bi,) = dense_recurrence(
+            step,
+            inputs,
+            recurrent,
+            [h_bi],
+            parameters=parameters,
+            backend=backend,
+            resets_bt=resets_bt,
+        )
+        return h_bti, final_bi
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each channel [B, T, 1, i]; None without one."""
+        backend, state = self.backend_for(x_btd), self.begin(x_btd, state)
+        u_bti, *_ = self.project_in_silu(x_btd, state, {}, resets_bt, backend)
+        step, inputs, recurrent, parameters = self._call(u_bti)
+        first = [first_state(state.get("h"), u_bti, self.width)]
+        decay_bti = decays(
+            step, inputs, recurrent, first, parameters, backend=backend, resets_bt=resets_bt
+        )
+        return None if decay_bti is None else decay_bti.unsqueeze(2)
+
+    def _call(self, u_bti: Tensor) -> tuple[str, list[Tensor], list[Tensor], list[Tensor]]:
+        """Return step, inputs, recurrent matrix and parameters: what the engine is called with."""
         inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
         # Gates saturate, so their biases are added and they are applied in fp32 or wider.
         inputs_btk = inputs_btk.to(wide) + self.bias
         down = self.recurrent_down
-        h_bti, (final_bi,) = dense_recurrence(
+        return (
             self.recurrence.step,
             self._inputs(inputs_btk),
             [self.recurrent] if down is None else [self.recurrent, down],
-            [h_bi],
-            parameters=[] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
-            backend=backend,
-            resets_bt=resets_bt,
+            [] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
         )
-        return h_bti, final_bi
 
     def _inputs(self, inputs_btk: Tensor) -> list[Tensor]:
         """Return the blocks that read the state as one input, and every other block."""

@@ -21,6 +21,7 @@ from elman.models.state import State, first_state
 from elman.ops.column_sum.op import bias_of_parts, gained
 from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
+from elman.ops.dense.decays import decays
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.linear import linear, narrow
 
@@ -93,20 +94,37 @@ class SLSTM(Skeleton):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state, backend = self.begin(x_btd, state), self.backend_for(x_btd)
         carried: State = {}
+        gates_btp, recurrent, first = self._call(x_btd, state, carried, resets_bt)
+        h_bti, final = dense_recurrence(
+            "slstm", [gates_btp], [recurrent], first, backend=backend, resets_bt=resets_bt
+        )
+        carried |= dict(zip(_PARTS, final, strict=True))
+        return self.project_out(self._normed(h_bti, backend).to(gates_btp.dtype)), carried
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return sigmoid of the forget gate's logit, of each head's channels [B, T, heads, j]."""
+        state, backend = self.begin(x_btd, state), self.backend_for(x_btd)
+        gates_btp, recurrent, first = self._call(x_btd, state, {}, resets_bt)
+        decay_bti = decays(
+            "slstm", [gates_btp], [recurrent], first, backend=backend, resets_bt=resets_bt
+        )
+        return None if decay_bti is None else decay_bti.unflatten(-1, (self.heads, -1))
+
+    def _call(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the part of the gates that reads the input, the recurrent matrix, first state."""
         p_bti = linear(x_btd, self.in_proj)
         u_bti = p_bti
         if self.conv is not None:
             u_bti = functional.silu(self.convolve(p_bti, state, carried, resets_bt))
-        h_bti, final = dense_recurrence(
-            "slstm",
-            [self._gates(p_bti, u_bti, backend)],
-            [self.recurrent.unflatten(0, (self.heads, -1))],
+        return (
+            self._gates(p_bti, u_bti, self.backend_for(x_btd)),
+            self.recurrent.unflatten(0, (self.heads, -1)),
             [first_state(state.get(part), p_bti, self.width) for part in _PARTS],
-            backend=backend,
-            resets_bt=resets_bt,
         )
-        carried |= dict(zip(_PARTS, final, strict=True))
-        return self.project_out(self._normed(h_bti, backend).to(p_bti.dtype)), carried
 
     def _gates(self, p_bti: Tensor, u_bti: Tensor, backend: str) -> Tensor:
         """Return W x + b: z and o read the first input, i and f the second one."""

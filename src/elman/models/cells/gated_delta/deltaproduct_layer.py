@@ -80,7 +80,9 @@ class GatedDeltaProduct(DeltaPeer):
             backend=backend,
         )
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
         """Return each head's decay [B, T, heads]; None without a forget gate."""
         return super().applied_decay(x_btd) if self.settings.flag("use_forget_gate") else None
 

@@ -140,7 +140,9 @@ class GatedDeltaNet(Mixer):
         y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
         return linear(y_bta.to(decay_bth.dtype), self.o_proj.weight), carried
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
         """Return each head's decay [B, T, heads]."""
         return softplus_decay(linear(x_btd, self.a_proj.weight), self.A_log, self.dt_bias)
 

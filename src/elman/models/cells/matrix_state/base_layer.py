@@ -20,6 +20,7 @@ from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.slices import row_blocks
 from elman.ops.linear import linear
 from elman.ops.matrix_state.cuda.kernels import calls_at_once
+from elman.ops.matrix_state.decays import decays
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.silu_linear import silu_linear
@@ -133,19 +134,28 @@ class MatrixMixer(Skeleton):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        out_bthv, carried["S"] = run(
-            self.plan,
-            self.project(x_btd, state, carried, resets_bt),
-            {
-                name: _shaped(parameter, self.plan.parameter_shape(name))
-                for name, parameter in self.plan_parameters().items()
-            },
-            state.get("S"),
-            backend=self.backend_for(x_btd),
-            resets_bt=resets_bt,
-        )
+        call = self._call(x_btd, state, carried, resets_bt)
+        out_bthv, carried["S"] = run(*call, backend=self.backend_for(x_btd), resets_bt=resets_bt)
         out_btc = out_bthv.flatten(-2)
         return self.output(cast(out_btc, compute_dtype(x_btd, self.out_proj.dtype))), carried
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each head, of its rows or of its columns; None without one."""
+        call = self._call(x_btd, self.begin(x_btd, state), {}, resets_bt)
+        return decays(*call, backend=self.backend_for(x_btd), resets_bt=resets_bt)
+
+    def _call(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> tuple[Plan, list[Tensor], dict[str, Tensor], Tensor | None]:
+        """Return plan, sources, parameters and first state: what the engine is called with."""
+        sources = self.project(x_btd, state, carried, resets_bt)
+        parameters = {
+            name: _shaped(parameter, self.plan.parameter_shape(name))
+            for name, parameter in self.plan_parameters().items()
+        }
+        return self.plan, sources, parameters, state.get("S")
 
     def project(
         self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None

@@ -20,6 +20,7 @@ from elman.models.state import State
 from elman.ops.common.checks import Shape
 from elman.ops.common.slices import Slice, row_blocks
 from elman.ops.linear import linear
+from elman.ops.matrix_state.decays import decays
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 
@@ -74,14 +75,20 @@ class E14(Skeleton):
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        x_bti, z_bti = self.project_in(x_btd, {}, {}, resets_bt)
-        cell_btc = linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
+        sources = self._sources(x_btd)
+        backend, first_bhin = self.backend_for(x_btd), state.get("S")
         out_bt1i, end_bhin = run(
-            self.plan,
-            [cell_btc, z_bti],
-            {},
-            state.get("S"),
-            backend=self.backend_for(x_btd),
-            resets_bt=resets_bt,
+            self.plan, sources, {}, first_bhin, backend=backend, resets_bt=resets_bt
         )
-        return self.project_out(out_bt1i.flatten(-2).to(z_bti.dtype)), {"S": end_bhin}
+        return self.project_out(out_bt1i.flatten(-2).to(sources[0].dtype)), {"S": end_bhin}
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each row [B, T, 1, i]."""
+        return decays(self.plan, self._sources(x_btd), {}, None, backend=self.backend_for(x_btd))
+
+    def _sources(self, x_btd: Tensor) -> list[Tensor]:
+        """Return what the plan reads: the cell's projection and the gate."""
+        x_bti, z_bti = self.project_in(x_btd, {}, {}, None)
+        return [linear(functional.silu(x_bti), self.cell_proj, self.cell_bias), z_bti]

@@ -116,16 +116,28 @@ class E63m(MatrixMixer):
         resets_bt: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the recurrence: reads of the slots, and the last state."""
+        parts = self._parts(cell_btc)
+        start_bhni = first_state(start_bhni, cell_btc, 1, *self.state_shape())
+        y_bthn, end_bhni = slot_recurrence(
+            parts, self.mix, start_bhni, backend=backend, resets_bt=resets_bt
+        )
+        return y_bthn.squeeze(-2), end_bhni
+
+    def _parts(self, cell_btc: Tensor) -> dict[str, Tensor]:
+        """Return key, query, the value's input and the gate of the one head [b, t, 1, ...]."""
         cell_bthc = cell_btc.to(wide_dtype(cell_btc.dtype)).unsqueeze(-2)
         names = ("k", "q", "input", "row")
         parts = dict(zip(names, cell_bthc.split(list(self.blocks.values()), -1), strict=True))
         parts["input"] = parts["input"] + self.value_bias
         parts["row"] = torch.sigmoid(parts["row"] + self.gate_bias)
-        start_bhni = first_state(start_bhni, cell_bthc, 1, *self.state_shape())
-        y_bthn, end_bhni = slot_recurrence(
-            parts, self.mix, start_bhni, backend=backend, resets_bt=resets_bt
-        )
-        return y_bthn.squeeze(-2), end_bhni
+        return parts
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each slot [B, T, 1, n]."""
+        cell_btc = self.project_cell(x_btd, self.begin(x_btd, state), {}, resets_bt)
+        return self._parts(cell_btc)["row"]
 
     def _finish(
         self, y_btn: Tensor, state: State, carried: State, resets_bt: Tensor | None

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
 from elman.models.cells.matrix_state.e74_fixed_decay import CELL
-from elman.models.state import State
 from elman.ops.common.precision import wide_dtype
 from elman.ops.matrix_state.plan import Plan
 
@@ -49,7 +48,3 @@ class E74FixedDecay(MatrixMixer):
             return {"decay": torch.sigmoid(self.decay_logit.to(wide))}
         value = self.settings.number("decay")
         return {"decay": self.cell_proj.new_full((1,), value, dtype=wide)}
-
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
-        """Return the one decay of all steps [1, 1, 1]."""
-        return self.plan_parameters()["decay"].view(1, 1, 1)

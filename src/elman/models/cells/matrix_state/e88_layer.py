@@ -243,7 +243,9 @@ class E88(Mixer):
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
         return self.dropout(linear(mixed_bti, self.out_proj)), carried
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor | None:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
         """Return each head's decay [B, T, heads]; None without one."""
         if self.decay is None:
             return None

@@ -132,7 +132,9 @@ class M2RNN(Mixer):
             )
         return self.dropout(linear(y_btc.to(projected_btc.dtype), self.out_proj)), carried
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor:
         """Return each head's decay [B, T, heads]."""
         weight = self.in_proj.split(list(self.rows.values()))[3]
         return softplus_decay(linear(x_btd, weight), self.a_log, self.dt_bias)

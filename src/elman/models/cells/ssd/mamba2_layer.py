@@ -135,7 +135,9 @@ class Mamba2(Mixer):
         y_btd = linear(y_bti.to(projected_bte.dtype), self.out_proj.weight)
         return y_btd, {"conv": history, "S": scanned}
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor:
         """Return each head's decay [B, T, heads]."""
         weight = self.in_proj.weight[-self.heads :]
         return softplus_decay(linear(x_btd, weight), self.A_log, self.dt_bias)

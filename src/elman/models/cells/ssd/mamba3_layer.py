@@ -138,7 +138,9 @@ class Mamba3(Mixer):
         wide = wide_dtype(rate_bth.dtype)
         return functional.softplus(rate_bth.to(wide)).clamp(min=self.settings.number("a_floor"))
 
-    def applied_decay(self, x_btd: Tensor, state: State | None = None) -> Tensor:
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor:
         """Return each head's decay [B, T, heads]."""
         weights = self.in_proj.weight.split(self._widths())
         dt_bth, rate_bth = (linear(x_btd, weight) for weight in weights[4:6])

@@ -21,6 +21,7 @@ from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.silu_gate.op import gate
+from elman.ops.tape.decays import decays
 from elman.ops.tape.op import Write, dual_memory
 
 RECURRENT_GAIN = 0.9
@@ -84,7 +85,23 @@ class E23(WideBuffers, Skeleton):
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        h_bti, tape_bni, h_bi, z_bti = self._recur(x_btd, self.begin(x_btd, state), resets_bt)
+        o_bti = gate(h_bti, z_bti, backend=self.backend_for(x_btd))
+        return self.project_out(o_bti), {"h": h_bi, "tape": tape_bni}
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the decay of each slot of the tape [B, T, n]; h has none."""
         state = self.begin(x_btd, state)
+        h_bti, *_ = self._recur(x_btd, state, resets_bt)
+        write_ii = self.recurrent if self.write_value == "shared" else self.write
+        return decays(h_bti, write_ii, self._first_tape(state.get("tape"), x_btd), resets_bt)
+
+    def _recur(
+        self, x_btd: Tensor, state: State, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return all states, the last tape, the last state, and the second branch."""
         backend = self.backend_for(x_btd)
         u_bti, z_bti = self.project_in_silu(x_btd, {}, {}, resets_bt, backend)
         h_bti, tape_bni, h_bi = dual_memory(
@@ -97,8 +114,7 @@ class E23(WideBuffers, Skeleton):
             backend=backend,
             resets_bt=resets_bt,
         )
-        o_bti = gate(h_bti, z_bti, backend=backend)
-        return self.project_out(o_bti), {"h": h_bi, "tape": tape_bni}
+        return h_bti, tape_bni, h_bi, z_bti
 
     def _first_tape(self, tape_bni: Tensor | None, p_bti: Tensor) -> Tensor:
         if tape_bni is None and self.seeded:

@@ -22,6 +22,7 @@ from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.checks import Shape, empty_results, is_empty
 from elman.ops.common.native import ENGINE_DTYPES
 from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.common.scan import states_before
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.fp16_range import in_fp16
 from elman.ops.linear import linear, narrow
@@ -75,11 +76,35 @@ class TorchRNN(Skeleton):
         self, x_btd: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        given = self.begin(x_btd, state)
-        p_bti = linear(x_btd, self.in_proj)
-        first_bi = [first_state(given.get(name), p_bti, self.width) for name in self.parts]
+        p_bti, first_bi = self._begin_network(x_btd, state)
         h_bti, last_bi = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd))
         return self.project_out(h_bti), dict(zip(self.parts, last_bi, strict=True))
+
+    def applied_decay(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the gate that keeps the state, of each channel [B, T, 1, i].
+
+        It is the second gate of both networks: z of a GRU, f of an LSTM, which keeps c.
+        """
+        p_bti, first_bi = self._begin_network(x_btd, state)
+        h_bti, _ = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd))
+        wide = first_bi[0].dtype
+        logit_bti = torch.zeros_like(p_bti, dtype=wide)
+        read = {"ih": p_bti, "hh": states_before(h_bti, first_bi[0], None)}
+        for side, read_bti in read.items():
+            weight, bias = (
+                self.rnn.get_parameter(f"{kind}_{side}_l0")[self.width : 2 * self.width]
+                for kind in ("weight", "bias")
+            )
+            logit_bti += linear(read_bti.to(weight.dtype), weight, bias)
+        return torch.sigmoid(logit_bti).unsqueeze(2)
+
+    def _begin_network(self, x_btd: Tensor, state: State | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the network's input and its first state."""
+        given = self.begin(x_btd, state)
+        p_bti = linear(x_btd, self.in_proj)
+        return p_bti, [first_state(given.get(name), p_bti, self.width) for name in self.parts]
 
     def run_over_time(
         self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
