@@ -144,11 +144,15 @@ def test_composing_leaves_a_command_that_is_running_alone() -> None:
         ("model=e2", r"model=e2: no such model; did you mean model=e"),
         ("train.steps==3", r"one = too many; type train\.steps=3"),
         ("train.steps=1,2", "several values need -m"),
+        (
+            "mode=probe probe.parts=loss,memory",
+            r"for one list type 'probe\.parts=\[loss,memory\]'$",
+        ),
     ],
 )
 def test_the_python_door_speaks_as_the_command_does(override: str, line: str) -> None:
     with pytest.raises(UserError, match=line) as refusal:
-        compose_config([override])
+        compose_config(override.split())
     assert "\n" not in str(refusal.value)
 
 

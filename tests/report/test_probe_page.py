@@ -11,6 +11,7 @@ from elman.probe import ablation, loss, memory, recall, state
 from elman.probe.result import DEFINITIONS, ProbeResult
 from elman.report.probe.page import page_text
 from elman.report.probe.views import views_of
+from elman.sections.probe import CHANGES
 from tests.probe.hand_set import Delay, Leak, letters, model_of, reader_of, text_of
 
 from .browser import look, needs_browser
@@ -40,7 +41,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
             precision="fp32",
             definitions=DEFINITIONS,
             loss=loss.measure(reader, text),
-            memory=memory.measure(reader, text),
+            memory=memory.measure(reader, text, CHANGES),
             recall=recall.measure(reader, text, seed=1),
             state=state.measure(reader, text),
             ablation=ablation.measure(reader, text),
@@ -61,7 +62,7 @@ def test_values_of_logarithmic_axes_are_told_by_the_arrow_keys(page: str, tmp_pa
     for (var n = 0; n < 9; n++) { found.told.push(press(plot, "ArrowRight")); }
     found.names = Array.from(document.querySelectorAll("tbody td.k")).slice(0, 2)
       .map(function (cell) { return cell.textContent; });
-    found.log = document.querySelector("#probe-kl").dataset.log;
+    found.log = document.querySelector("#probe-kl-replaced").dataset.log;
     """
     found = look(page, script, tmp_path / "browser")
     places = [line.rsplit(": ", 1)[1] for line in found["told"]]
@@ -78,5 +79,5 @@ def test_nothing_is_wider_than_the_screen(page: str, tmp_path: Path, width: int)
     """
     found = look(page, script, tmp_path / "browser", width)
     assert found["wide"] <= width
-    # 3 of loss, 1 of memory, 4 or fewer of recall, 3 of ablation, 1 and 2 of each run's layers.
+    # 3 of loss, 2 of memory, 4 or fewer of recall, 3 of ablation, 2 and 2 of each run's layers.
     assert found["plots"] >= 14

@@ -55,9 +55,11 @@ bytes were read before. The exit status is 3.
 - **loss**: bits per byte by position, once with the state carried through the whole document, and
   once with all states reset after every trained length. The *useful length* says how far back the
   context helps. All contexts predict the same bytes, so the noise of the text cancels.
-- **memory**: 16 bytes are replaced by those of another document. The probe follows this change in
-  the predictions and in the state of each layer, whose *half-life* it gives. This needs no
-  gradient, so it also holds for nonlinear states.
+- **memory**: 16 bytes are replaced by those of another document, or removed. The probe reads on and
+  follows this change in the predictions of the same bytes, and in the state of each layer, whose
+  *half-life* it gives. This needs no gradient, so it also holds for nonlinear states. Replaced
+  bytes show how long content is held. Removed bytes also move all that was read before them, which
+  a model notices if it holds positions. `probe.changes=replaced` measures one of the two only.
 - **recall**: random keys with random values are written into the text. Some distance later one key
   is written again: how well does the model predict its value?
 - **state**: norm, saturated entries, effective rank and decay of each head, over time. `grow / die`

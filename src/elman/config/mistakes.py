@@ -308,7 +308,9 @@ def _swept(override: Override) -> str:
     if key == "benchmark":
         return several_suites(typed)
     line = f"{typed}: several values need -m, as in elman -m {_in_shell(typed)}"
-    if "," not in value or "(" in value or not key.endswith("path"):
+    from elman.config.suggestions import takes_list
+
+    if "," not in value or "(" in value or not takes_list(key):
         return line
     return f"{line}; for one list type {_in_shell(f'{key}=[{value}]')}"
 

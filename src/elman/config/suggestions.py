@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from elman.base.errors import nearest, suggest
 from elman.config import synonyms
@@ -90,6 +90,22 @@ def _class(section: str) -> type[Section]:
         if isinstance(part, type) and issubclass(part, Section)
     )
     return found
+
+
+def takes_list(key: str) -> bool:
+    """Return whether a dotted key may have a list as its value."""
+    section, _, name = key.partition(".")
+    if section in VARIANTS:
+        classes: Sequence[type[Section]] = list(VARIANTS[section][1].values())
+    else:
+        known = section in {*RunConfig.model_fields, *_OF_SWEEPS} - {"mode", "model"}
+        classes = [_class(section)] if known and name else []
+    fields = [one.model_fields[name] for one in classes if name in one.model_fields]
+    return any(_has_list(field.annotation) for field in fields)
+
+
+def _has_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (list, tuple) or any(map(_has_list, get_args(annotation)))
 
 
 def chosen_in(tree: Mapping[str, Any], path: str) -> Any:

@@ -65,9 +65,10 @@ def run(job: PreparedRun) -> ExitStatus:
         backend = config.kernels.backend
         result = _described(settings, checkpoint, trained, reader, text, backend)
         facts = result.model_dump() | {"meta": checkpoint.meta, "revision": revision()}
+        facts["changes"] = settings.changes
         kept = KeptParts(facts | {"offsets": text.offsets_d.tolist()})
         with ProgressBar("starting", Console(stderr=True), quiet=PLAIN_SECONDS) as bar:
-            subject = Subject(reader, text, settings.seed)
+            subject = Subject(reader, text, settings.seed, settings.changes)
             measure(subject, settings.parts, result, kept, bar.begin, bar.show)
         tree = result.model_dump()
         failure: OSError | None = None

@@ -13,7 +13,7 @@ from elman.probe import ablation, loss, memory, recall, state
 from elman.probe.chunks import NotFiniteError, Reader, Text
 from elman.probe.kept import KeptParts
 from elman.probe.result import ProbeResult
-from elman.sections.probe import ProbePart
+from elman.sections.probe import CHANGES, ProbeChange, ProbePart
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Subject:
         reader: The model.
         text: What it reads.
         seed: Seed of random keys and values.
+        changes: How bytes are changed.
     """
 
     reader: Reader
     text: Text
     seed: int
+    changes: Sequence[ProbeChange] = CHANGES
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ MEASUREMENTS: dict[ProbePart, Measurement] = {
         lambda one: loss.work(one.text.length, one.text.documents),
     ),
     "memory": Measurement(
-        lambda one: memory.measure(one.reader, one.text),
-        lambda one: memory.work(one.reader.trained, one.text.length, one.text.documents),
+        lambda one: memory.measure(one.reader, one.text, one.changes),
+        lambda one: memory.work(
+            one.reader.trained, one.text.length, one.text.documents, len(one.changes)
+        ),
     ),
     "recall": Measurement(
         lambda one: recall.measure(one.reader, one.text, one.seed),

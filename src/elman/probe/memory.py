@@ -1,6 +1,7 @@
 """Memory by intervention: what a change of some bytes does to the states and the predictions.
 
-Shape legend: n samples, t positions, v byte values, d documents, k distances, l layers.
+Shape legend: n samples, r rows that are read, t positions, v byte values, d documents,
+k distances, l layers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from elman.data.files import Bytes, Offsets
 from elman.models.state import State
 from elman.probe.chunks import Reader, Text, evenly, powers, walk
 from elman.probe.intervals import Floats, estimates
-from elman.probe.result import Memory
+from elman.probe.result import Change, Memory
+from elman.sections.probe import ProbeChange
 
 SPAN = 16
 """Bytes that are changed."""
@@ -24,21 +26,30 @@ _PLACES = 4
 """Places in each document where bytes are changed."""
 
 
-def measure(reader: Reader, text: Text) -> Memory:
-    """Return how a change of bytes decays in each layer's state and in the predictions.
+def measure(reader: Reader, text: Text, changes: Sequence[ProbeChange]) -> Memory:
+    """Return how each change of bytes decays in each layer's state and in the predictions.
 
     Raises:
         NotFiniteError: a state or a prediction is not finite.
     """
-    groups = reader.groups(text.documents, rows=2 * _PLACES)
-    found = [_of_group(reader, text, group) for group in groups]
-    kl_dk = np.concatenate([kl for kl, _ in found])
-    relative_lkd = np.concatenate([relative for _, relative in found], axis=2)
+    groups = reader.groups(text.documents, rows=(1 + len(changes)) * _PLACES)
+    found = [_of_group(reader, text, changes, group) for group in groups]
     distances = _distances(text.length)
-    layers = [estimates(one.T) for one in relative_lkd]
-    kl = estimates(kl_dk)
     return Memory(
         distances=distances,
+        changes={
+            change: _change([one[number] for one in found], distances)
+            for number, change in enumerate(changes)
+        },
+    )
+
+
+def _change(found: Sequence[tuple[Floats, Floats]], distances: Sequence[int]) -> Change:
+    """Return what a change did, of the numbers of every group of documents."""
+    kl = estimates(np.concatenate([kl_dk for kl_dk, _ in found]))
+    relative_lkd = np.concatenate([relative for _, relative in found], axis=2)
+    layers = [estimates(one.T) for one in relative_lkd]
+    return Change(
         kl=kl,
         layers=layers,
         half_lives=[half_life([0, *distances], layer.mean) for layer in layers],
@@ -46,33 +57,45 @@ def measure(reader: Reader, text: Text) -> Memory:
     )
 
 
-def _of_group(reader: Reader, text: Text, documents_g: Offsets) -> tuple[Floats, Floats]:
-    """Return, of some documents, the divergences [d, k] and the changes of states [l, k, d]."""
+def _of_group(
+    reader: Reader, text: Text, changes: Sequence[ProbeChange], documents_g: Offsets
+) -> list[tuple[Floats, Floats]]:
+    """Return, for each change, the divergences [d, k] and the changes of states [l, k, d]."""
     warm, distances = _warm(reader.trained, text.length), _distances(text.length)
     changed = warm + SPAN
     samples = len(documents_g) * _PLACES
     stops = [changed, *(changed + distance for distance in distances)]
-    kl_nk = torch.zeros(samples, len(distances), dtype=torch.float64, device=reader.device)
+    kl_cnk = torch.zeros(
+        len(changes), samples, len(distances), dtype=torch.float64, device=reader.device
+    )
     difference, size = [], []
-    read = _Pairs(text, documents_g, warm, stops[-1])
-    for chunk in walk(reader, read, 2 * samples, stops[-1], stops=[warm, *stops]):
+    read = _Samples(text, documents_g, changes, warm, stops[-1])
+    rows = (1 + len(changes)) * samples
+    for chunk in walk(reader, read, rows, stops[-1], stops=[warm, *stops]):
         if chunk.start >= changed:
             position_t = torch.arange(chunk.start + 1, chunk.end + 1, device=reader.device)
             edges = torch.tensor(distances, device=reader.device)
             bin_t = torch.bucketize(position_t - changed, edges)
-            kl_nk.index_add_(1, bin_t, _kl(chunk.logits_btv))
+            kl_cnk.index_add_(2, bin_t, _kl(chunk.logits_btv, samples))
         if chunk.end in stops:
             parts = [_squares(state, samples) for state in chunk.states]
-            difference.append(torch.stack([one for one, _ in parts], dim=1))
+            difference.append(torch.stack([one for one, _ in parts], dim=2))
             size.append(torch.stack([one for _, one in parts], dim=1))
-    kl_dk = _by_document(kl_nk, len(documents_g)) / np.diff([0, *distances])
-    return kl_dk, _relative(torch.stack(difference), torch.stack(size), len(documents_g))
+    differences, size_knl = torch.stack(difference, dim=1), torch.stack(size)
+    documents = len(documents_g)
+    return [
+        (
+            _by_document(kl_nk, documents) / np.diff([0, *distances]),
+            _relative(difference_knl, size_knl, documents),
+        )
+        for kl_nk, difference_knl in zip(kl_cnk, differences, strict=True)
+    ]
 
 
-def work(trained: int, length: int, documents: int) -> int:
+def work(trained: int, length: int, documents: int, changes: int) -> int:
     """Return how many positions are read."""
     longest = _distances(length)[-1]
-    return 2 * documents * _PLACES * (_warm(trained, length) + SPAN + longest)
+    return (1 + changes) * documents * _PLACES * (_warm(trained, length) + SPAN + longest)
 
 
 def half_life(distances: Sequence[float], values: Sequence[float]) -> float | None:
@@ -95,51 +118,75 @@ def half_life(distances: Sequence[float], values: Sequence[float]) -> float | No
 
 
 def _warm(trained: int, length: int) -> int:
-    """Return how many bytes are read before the change."""
-    return min(trained, length // 4)
+    """Return how many bytes are read before the change.
+
+    Behind them a document has the changed bytes and the longest distance; before them, as many
+    bytes as are removed.
+    """
+    return min(trained, length // 4, length - _distances(length)[-1] - 2 * SPAN)
 
 
 def _distances(length: int) -> list[int]:
     return powers(1, length // 2)
 
 
-class _Pairs:
-    """Reads every sample twice, the second time with its changed bytes.
+class _Samples:
+    """Reads every sample as it is, and once with each change.
 
-    Samples are evenly spaced in their documents. The changed bytes are those at the same place of
-    the next document.
+    Samples are evenly spaced in their documents. Replaced bytes are those at the same place of the
+    next document. A row without the removed bytes begins as many bytes earlier, so that all rows
+    have read the same number of bytes at any position, and read the same bytes behind the change.
     """
 
-    def __init__(self, text: Text, documents_g: Offsets, warm: int, end: int) -> None:
+    def __init__(
+        self,
+        text: Text,
+        documents_g: Offsets,
+        changes: Sequence[ProbeChange],
+        warm: int,
+        end: int,
+    ) -> None:
         document_n = np.repeat(documents_g, _PLACES)
-        start_n = np.tile(evenly(_PLACES, 0, text.length - end), len(documents_g))
+        start_n = np.tile(evenly(_PLACES, SPAN, text.length - end), len(documents_g))
         self._read = text.segments(document_n, start_n)
+        self._earlier = text.segments(document_n, start_n - SPAN)
         others_n = (document_n + 1) % text.documents
         self._others_ns = text.segments(others_n, start_n)(warm, SPAN)
-        self._warm = warm
+        self._changes = changes
+        self._warm, self._changed = warm, warm + SPAN
 
     def __call__(self, start: int, count: int) -> Bytes:
         """Return ``count`` bytes of all rows from ``start`` on."""
-        plain = self._read(start, count)
-        changed = plain.copy()
-        low, high = max(start, self._warm), min(start + count, self._warm + SPAN)
-        if low < high:
-            inside = self._others_ns[:, low - self._warm : high - self._warm]
-            changed[:, low - start : high - start] = inside
-        return np.concatenate([plain, changed])
+        plain_nt = self._read(start, count)
+        rows = [plain_nt]
+        for change in self._changes:
+            changed_nt = plain_nt.copy()
+            if change == "replaced":
+                low, high = max(start, self._warm), min(start + count, self._changed)
+                if low < high:
+                    inside_nt = self._others_ns[:, low - self._warm : high - self._warm]
+                    changed_nt[:, low - start : high - start] = inside_nt
+            elif (moved := min(count, self._changed - start)) > 0:
+                changed_nt[:, :moved] = self._earlier(start, moved)
+            rows.append(changed_nt)
+        return np.concatenate(rows)
 
 
-def _kl(logits_btv: Tensor) -> Tensor:
-    """Return bits by which the predictions of changed rows differ from those of the others."""
-    plain, changed = logits_btv.double().log_softmax(dim=-1).chunk(2)
-    return (plain.exp() * (plain - changed)).sum(dim=-1) / math.log(2)
+def _kl(logits_rtv: Tensor, samples: int) -> Tensor:
+    """Return bits [c, n, t] by which the predictions of each change differ from the plain ones."""
+    plain_ntv, *changed = logits_rtv.double().log_softmax(dim=-1).split(samples)
+    share_ntv = plain_ntv.exp()
+    nats = [(share_ntv * (plain_ntv - one_ntv)).sum(dim=-1) for one_ntv in changed]
+    return torch.stack(nats) / math.log(2)
 
 
 def _squares(state: State, samples: int) -> tuple[Tensor, Tensor]:
-    """Return each sample's sum of squares: of the difference of its two states, of the first."""
-    parts = [part.double().flatten(1) for part in proper_parts(state).values()]
-    differences = [(part[:samples] - part[samples:]).square().sum(dim=1) for part in parts]
-    sizes = [part[:samples].square().sum(dim=1) for part in parts]
+    """Return sums of squares: of the differences of each change [c, n], of the plain state [n]."""
+    differences, sizes = [], []
+    for part in proper_parts(state).values():
+        plain_ne, *changed = part.double().flatten(1).split(samples)
+        differences.append(torch.stack([(one - plain_ne).square().sum(dim=1) for one in changed]))
+        sizes.append(plain_ne.square().sum(dim=1))
     return torch.stack(differences).sum(dim=0), torch.stack(sizes).sum(dim=0)
 
 

@@ -84,21 +84,21 @@ class Loss(Part):
     useful_length_high: Whole = fact("high end of useful_length", "bytes")
 
 
-class Memory(Part):
-    """Memory by intervention: bytes are changed, and the change is followed."""
+class Change(Part):
+    """What a change of bytes does to the predictions and the states behind it."""
 
-    distances: list[int] = fact("bytes read since the last changed byte", "bytes", [])
     kl: Estimates = number(
-        "Kullback-Leibler divergence, in bits, from the predictions of the text to those of the "
-        "same text in which 16 bytes are those of another document; the mean over the predictions "
-        "between the previous distance and this one, at 4 places of each document",
+        "Kullback-Leibler divergence, in bits, from the predictions after the text to those of the "
+        "same bytes after the changed text; the mean over the predictions between the previous "
+        "distance and this one, at 4 places of each document",
         "bits",
         Estimates(),
     )
     layers: list[Estimates] = number(
         "of each layer at distance 0 and at each distance: the norm of the difference between its "
-        "two states, over the root mean square of the norm of its state (all parts but the last "
-        "inputs of a convolution; of an attention its keys and values)",
+        "states after the text and after the changed text, over the root mean square of the norm "
+        "of its state (all parts but the last inputs of a convolution; of an attention its keys "
+        "and values)",
         default=[],
     )
     half_lives: list[Number] = number(
@@ -110,6 +110,18 @@ class Memory(Part):
     )
     half_life_of_prediction: Number = number(
         "the distance at which kl is half of its value at distance 1; null if it never is", "bytes"
+    )
+
+
+class Memory(Part):
+    """Memory by intervention: bytes are changed, and the change is followed."""
+
+    distances: list[int] = fact("bytes read since the last changed byte", "bytes", [])
+    changes: dict[str, Change] = number(
+        "by its name, what a change of 16 bytes does. replaced: they are those of another "
+        "document. removed: they are left out, so that the text before them is 16 bytes nearer; "
+        "16 bytes more are read at the start, so that both have read as many bytes",
+        default={},
     )
 
 

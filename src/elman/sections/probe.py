@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +14,9 @@ from elman.sections.training import DataFormat, refuse_unread
 ProbePart = Literal["loss", "memory", "recall", "state", "ablation"]
 """What is measured, each by a file of ``elman.probe`` with its name."""
 PARTS: tuple[ProbePart, ...] = get_args(ProbePart)
+ProbeChange = Literal["replaced", "removed"]
+"""What the part memory does with some bytes of the text."""
+CHANGES: tuple[ProbeChange, ...] = get_args(ProbeChange)
 SHORTEST = 64
 """Bytes of a document, at least."""
 # `probe.parts=loss` means `probe.parts=[loss]`.
@@ -33,6 +37,7 @@ class ProbeConfig(Section):
         window: Bytes that an attention attends to; null is its own context, or its trained length
             if that has no end.
         parts: What is measured.
+        changes: What the part memory does with 16 bytes: replaced by others, removed.
         seed: Seed of the random keys and values.
         paper: Also write the figures as SVG and PDF, and the table as LaTeX.
         device: As ``train.device``.
@@ -46,6 +51,7 @@ class ProbeConfig(Section):
     documents: Annotated[int, rounded, Field(ge=2)] | None = None
     window: Annotated[int, rounded, Field(ge=2)] | None = None
     parts: Annotated[list[ProbePart], _one_or_more] = Field(default_factory=lambda: [*PARTS])
+    changes: Annotated[list[ProbeChange], _one_or_more] = Field(default_factory=lambda: [*CHANGES])
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
     paper: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -53,9 +59,16 @@ class ProbeConfig(Section):
     @model_validator(mode="after")
     def _each_is_read(self) -> Self:
         refuse_unread("probe", self.path, self.format, self.field)
-        if not self.parts or len(set(self.parts)) < len(self.parts):
-            typed = ",".join(self.parts)
-            raise UserError(
-                f"probe.parts=[{typed}]: name each part once, as in probe.parts=[{PARTS[0]}]"
-            )
+        _check_names("parts", self.parts)
+        _check_names("changes", self.changes)
         return self
+
+
+def _check_names(key: str, names: Sequence[str]) -> None:
+    """Refuse an empty list, and a name that stands twice in it."""
+    if not names or len(set(names)) < len(names):
+        typed, known = ",".join(names), {"parts": PARTS, "changes": CHANGES}[key]
+        raise UserError(
+            f"probe.{key}=[{typed}]: name one or more of {', '.join(known)}, each once, as in "
+            f"probe.{key}=[{known[0]}]"
+        )

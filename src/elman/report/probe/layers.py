@@ -7,11 +7,11 @@ from statistics import fmean
 
 import numpy as np
 
-from elman.probe.result import DEFINITIONS, LayerState, StatePart
+from elman.probe.result import DEFINITIONS, Change, LayerState, StatePart
 from elman.report.comparison.blocks import Entry, Legend, table
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.pictures import Axis, Curve, Lines, axis
-from elman.report.probe.pictures import bytes_axis, log_plot, sentence
+from elman.report.probe.pictures import CHANGED, bytes_axis, log_plot, meaning_of, sentence
 from elman.report.probe.views import NONE, View, number, size
 
 # Rows of layers on the page lie behind those of runs.
@@ -27,8 +27,10 @@ Values = Sequence[Sequence[float]]
 
 def legend_of(views: Sequence[View]) -> Legend:
     """Return the legend of the layers of all runs."""
-    parts = [part for view in views for part in (view.result.memory, view.result.state)]
-    depths = [len(part.layers) for part in parts if part is not None]
+    states = [view.result.state for view in views if view.result.state is not None]
+    memories = [view.result.memory for view in views if view.result.memory is not None]
+    changes = [change for one in memories for change in one.changes.values()]
+    depths = [len(one.layers) for one in states] + [len(one.layers) for one in changes]
     entries = [Entry([_FIRST_ROW + n], n, f"layer {n}") for n in range(max(depths, default=0))]
     return Legend(entries)
 
@@ -38,18 +40,22 @@ def half_life_plots(view: View) -> list[Plot]:
     memory = view.result.memory
     if memory is None:
         return []
+    return [_half_life_plot(view, memory.distances, *one) for one in memory.changes.items()]
+
+
+def _half_life_plot(view: View, distances: Sequence[int], name: str, change: Change) -> Plot:
     curves, lines = [], []
-    for layer, one in enumerate(memory.layers):
+    for layer, one in enumerate(change.layers):
         mean, low, high = (np.array(side)[1:] for side in (one.mean, one.low, one.high))
-        curves.append(_curve(layer, memory.distances, mean.tolist(), low.tolist(), high.tolist()))
-        pairs = zip((0, *memory.distances), one.mean, strict=True)
+        curves.append(_curve(layer, distances, mean.tolist(), low.tolist(), high.tolist()))
+        pairs = zip((0, *distances), one.mean, strict=True)
         lines += [(f"layer {layer}", size(at), number(value, ".3g")) for at, value in pairs]
-        half_life = number(memory.half_lives[layer], ",.1f")
+        half_life = number(change.half_lives[layer], ",.1f")
         lines.append((f"layer {layer}", "half-life", half_life))
-    title = f"Change of the state: {view.name}"
-    names = (f"memory-{view.row}", title, "distance, bytes", "change of the state")
-    caption = sentence(DEFINITIONS["memory.layers"])
-    return [log_plot(names, curves, caption, table(("layer", "distance", "change"), lines))]
+    title = f"{CHANGED[name]}: {view.name}"
+    names = (f"memory-{name}-{view.row}", title, "distance, bytes", "change of the state")
+    caption = f"{sentence(DEFINITIONS['memory.changes.layers'])} {meaning_of(name)}"
+    return log_plot(names, curves, caption, table(("layer", "distance", "change"), lines))
 
 
 def state_plots(view: View) -> Iterator[Plot]:
@@ -120,10 +126,11 @@ def no_decay(view: View) -> str:
 
 
 def longest_half_life(view: View) -> str:
-    """Return the longest half-life of the layers, as text."""
+    """Return the longest half-life of the layers, as text: of replaced bytes, if there are any."""
     memory = view.result.memory
-    if memory is None or not memory.half_lives:
+    if memory is None or not memory.changes:
         return NONE
-    if any(one is None for one in memory.half_lives):
+    half_lives = next(memory.changes[name] for name in CHANGED if name in memory.changes).half_lives
+    if any(one is None for one in half_lives):
         return f"> {size(memory.distances[-1])}"
-    return number(max(one for one in memory.half_lives if one is not None), ",.1f")
+    return number(max(one for one in half_lives if one is not None), ",.1f")

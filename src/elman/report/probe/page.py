@@ -158,7 +158,8 @@ COLUMNS = (
     Column("interval", "the interval of the useful length", _interval),
     Column(
         "longest half-life",
-        f"the longest one of all layers. {sentence(DEFINITIONS['memory.half_lives'])}",
+        "the longest one of all layers, of replaced bytes unless they are removed only. "
+        f"{sentence(DEFINITIONS['memory.changes.half_lives'])}",
         longest_half_life,
     ),
     Column(

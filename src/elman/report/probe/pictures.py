@@ -18,6 +18,8 @@ DECADES = 1e-6
 # Before this position a bin has few bytes, and they are the hardest of a document.
 _NOISY = 16
 _BITS = "bits per byte"
+CHANGED = {"replaced": "16 bytes are replaced", "removed": "16 bytes are removed"}
+"""What a change does to the text, as a heading."""
 _WAYS = ("reset", "frozen", "swapped")
 
 
@@ -68,18 +70,31 @@ def loss_plots(views: Sequence[View]) -> list[Plot]:
 def memory_plots(views: Sequence[View]) -> list[Plot]:
     """Return what a change of some bytes does to the predictions behind it."""
     found = [(view, view.result.memory) for view in views if view.result.memory is not None]
-    curves = [curve(view, view.name, one.distances, one.kl) for view, one in found]
-    lines = [line for view, one in found for line in _lines(view, one.distances, one.kl, ".3g")]
-    if not found:
-        return []
-    return [
-        log_plot(
-            ("kl", "Change of the predictions", "distance, bytes", "bits"),
-            curves,
-            sentence(DEFINITIONS["memory.kl"]),
-            table(("run", "distance", "bits", "low", "high"), lines),
+    plots = []
+    for change in dict.fromkeys(name for _, one in found for name in one.changes):
+        own = [
+            (view, one.distances, one.changes[change].kl)
+            for view, one in found
+            if change in one.changes
+        ]
+        plots.append(
+            log_plot(
+                (f"kl-{change}", CHANGED[change], "distance, bytes", "bits"),
+                [curve(view, view.name, distances, kl) for view, distances, kl in own],
+                f"{sentence(DEFINITIONS['memory.changes.kl'])} {meaning_of(change)}",
+                table(
+                    ("run", "distance", "bits", "low", "high"),
+                    [line for each in own for line in _lines(*each, ".3g")],
+                ),
+            )
         )
-    ]
+    return plots
+
+
+def meaning_of(change: str) -> str:
+    """Return what a change of the text is, as a sentence."""
+    _, *meanings = DEFINITIONS["memory.changes"].split(f"{change}: ")
+    return f"{change.capitalize()}: {meanings[0].split('. ')[0]}." if meanings else ""
 
 
 def recall_plots(views: Sequence[View]) -> list[Plot]:
