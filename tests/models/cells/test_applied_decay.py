@@ -13,6 +13,8 @@ from elman.models.cells.common.mixer import Mixer
 from elman.ops.channel.decays import decays
 from elman.ops.channel.plan import Plan
 from elman.ops.common.slices import Slice
+from elman.ops.dense import decays as dense
+from elman.ops.dense.op import dense_recurrence
 
 DIM = 64
 # Options under which the state is linear: then only the decay multiplies the old state, once the
@@ -302,3 +304,16 @@ def test_a_layer_without_a_decay_tells_none(name: str, options: dict[str, object
 def test_of_a_step_that_another_package_brings_no_decay_is_guessed() -> None:
     x_btc, plan = torch.randn(1, 3, 8), Plan("leaky", (("candidate", Slice(0, 0)),))
     assert decays(plan, [x_btc], {}, torch.zeros(1, 8), backend="reference") is None
+
+
+def test_a_gru_that_resets_behind_its_matrix_keeps_its_state_by_the_second_gate() -> None:
+    gates_btp = torch.randn(2, 5, 24, dtype=torch.float64)
+    matrix = torch.randn(24, 8, dtype=torch.float64)
+    gates_btp[..., 16:], matrix[16:] = 0, 0
+    inputs = [gates_btp, torch.zeros(2, 5, 8, dtype=torch.float64)]
+    first = [torch.randn(2, 8, dtype=torch.float64)]
+    call = ("gru_reset_after", inputs, [matrix], first)
+    decay_bti = dense.decays(*call, backend="reference")
+    assert decay_bti is not None
+    _, (last_bi,) = dense_recurrence(*call, backend="reference")
+    torch.testing.assert_close(last_bi, first[0] * decay_bti.prod(dim=1))

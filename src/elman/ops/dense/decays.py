@@ -17,7 +17,8 @@ from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.reference import added, transposed
 
 _OF_INPUT = frozenset({"mix", "two_gates"})
-_BLOCK = {"gru": 0, "lstm": 0, "slstm": 3, "mix_all": 1, "mix_gate": 0, "two_gates_all": 1}
+_BLOCK = {"gru": 0, "gru_reset_after": 1, "lstm": 0, "slstm": 3}
+_BLOCK |= {"mix_all": 1, "mix_gate": 0, "two_gates_all": 1}
 """Which block of the rows that read the state is the logit of the decay; of a GRU, of 1 - decay."""
 
 
