@@ -58,6 +58,17 @@ class DenseLayer(Skeleton):
         """
         raise NotImplementedError
 
+    def step_with_one_matrix(self) -> str | None:
+        """Return the name of the engine's step where it reads one whole matrix, else None."""
+        return None
+
+    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        step = self.step_with_one_matrix()
+        if step is None or self._backend_on(device.type) != "cuda":
+            return 1
+        return calls_at_once(step, dtype, batch, self.width, device.index)
+
 
 class NormedLayer(DenseLayer):
     """A recurrent matrix whose largest singular value recurrent_norm=spectral fixes.
@@ -142,14 +153,8 @@ class DenseMixer(NormedLayer):
         """Return the matrix that the recurrence uses."""
         return self.recurrent if self.norm is None else self.norm(self.recurrent, backend)
 
-    def calls_at_once(self, batch: int, dtype: torch.dtype, device: torch.device) -> float:
-        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
-        if self._backend_on(device.type) != "cuda":
-            return 1
-        return calls_at_once(self._step, dtype, batch, self.width, device.index)
-
-    @property
-    def _step(self) -> str:
+    def step_with_one_matrix(self) -> str:
+        """See :class:`DenseLayer`."""
         return "linear" if self.linear else "tanh"
 
     def recur(

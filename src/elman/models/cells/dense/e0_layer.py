@@ -71,6 +71,10 @@ class E0(NormedLayer):
             return self.recurrent * self.scale_logit.sigmoid()
         return self.recurrent if self.norm is None else self.norm(self.recurrent, backend)
 
+    def step_with_one_matrix(self) -> str:
+        """See :class:`~elman.models.cells.dense.base_layer.DenseLayer`."""
+        return "tanh"
+
     def forward(
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:

@@ -44,6 +44,10 @@ class E56(DenseLayer):
             init.orthogonal_(self.cell_proj[:, self.width :], 0.999)
         nn.init.zeros_(self.bias)
 
+    def step_with_one_matrix(self) -> str:
+        """See :class:`~elman.models.cells.dense.base_layer.DenseLayer`."""
+        return "tanh"
+
     def recur(
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,10 @@ class E59c(DenseLayer):
         self.reset_projection(self.out_proj)
         init.orthogonal_(self.mix, MIX_GAIN)
 
+    def step_with_one_matrix(self) -> str:
+        """See :class:`~elman.models.cells.dense.base_layer.DenseLayer`."""
+        return "normalized_sum"
+
     def recur(
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:

@@ -97,6 +97,10 @@ class GatedDense(DenseLayer):
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows.detach(), self.width)
 
+    def step_with_one_matrix(self) -> str | None:
+        """See :class:`~elman.models.cells.dense.base_layer.DenseLayer`."""
+        return self.recurrence.step if self.recurrence.rank is None else None
+
     def recur(
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:
