@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from elman.models import wavefront
+from elman.models.build import layer_class
+from elman.models.cells import registry
 from elman.models.cells.common import mixer
 from elman.models.language_model import LanguageModel
 from elman.models.wavefront import parts_of
-from elman.ops.dense.cuda import forms
+from elman.ops.dense.cuda import forms, kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, calls_at_once
 from elman.ops.matrix_state.cuda.tile_config import Types
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
@@ -22,6 +24,8 @@ from tests.models.cases import CASES, DIM, build
 
 # A matrix state with a convolution, dense ones of both wrappers, norms of its own, a window.
 MODELS = [("e88-full", "rms"), ("e1", "rms"), ("e1", "legacy_ln"), ("mamba2", "rms")]
+DENSE = ("e0", "e0-orthogonal", "e56", "e59c", "e60", "e60-tied", "e63", "e63-h-dependent")
+MODELS += [(case, "rms") for case in DENSE]
 STEPS = 11
 BF16 = Types("elman::bf16", "float", "elman::f16")
 
@@ -142,6 +146,21 @@ def test_every_layer_on_a_gpu_says_how_many_of_its_calls_run_at_once(
     monkeypatch.setattr(mixer, "choose_backend", lambda cell, requested, device: cell.backends[-1])
     layer = build(CASES[case])
     assert layer.calls_at_once(1, torch.bfloat16, torch.device("cuda")) > 0
+
+
+ONE_MATRIX = ("e0", "e1", "e36", "e56", "e59c", "e60", "e60b", "e60c", "e63")
+
+
+@pytest.mark.parametrize("cell", [*ONE_MATRIX, "e66", "e67lr"])
+def test_dense_cells_of_one_matrix_run_several_layers_at_once_and_those_of_two_factors_one(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixer, "choose_backend", lambda declared, requested, device: "cuda")
+    monkeypatch.setattr(kernels, "machine", lambda device: ((9, 0), 132))
+    layer = layer_class(registry.cell(cell))(768, device="meta")
+    assert isinstance(layer, mixer.Mixer)
+    at_once = layer.calls_at_once(1, torch.bfloat16, torch.device("cuda", 0))
+    assert at_once >= wavefront.WORTH if cell in ONE_MATRIX else at_once == 1
 
 
 def test_what_does_not_know_how_many_run_at_once_stays_whole() -> None:
