@@ -46,8 +46,9 @@ def test_a_model_trained_to_copy_remembers_as_far_as_it_copies(tmp_path: Path) -
     assert by_context[8] > 2
     assert by_context[16] < 0.5
     assert measured.useful_length == PERIOD
-    changed = memory.measure(reader, text, ["replaced"]).changes["replaced"]
-    kl = dict(zip(changed.distances, changed.kl.mean, strict=True))
+    memories = memory.measure(reader, text, ["replaced"])
+    changed = memories.changes["replaced"]
+    kl = dict(zip(memories.distances, changed.kl.mean, strict=True))
     assert min(kl[d] for d in (4, 8, 16)) > 1
     assert max(kl[d] for d in (64, 128, 256)) < 1e-3
     held = state.measure(reader, text)
