@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elman.kernels import triton_tuning
+from elman.kernels import triton_choices, triton_tuning
 from elman.kernels.triton_ahead import compile_ahead
 from elman.kernels.triton_tuning import (
     choices_kept,
@@ -21,6 +22,7 @@ from elman.kernels.triton_tuning import (
     tuned_so_far,
     tuning_told_to,
 )
+from elman.kernels.triton_variants import at_most
 
 
 @dataclass(eq=False)
@@ -165,6 +167,41 @@ def test_all_variants_are_compiled_before_the_first_is_timed(tuner) -> None:
     events = tuner.fn.events
     assert sorted(events[:3]) == ["compile 1", "compile 2", "compile 4"]
     assert events[3:] == ["launch 1", "launch 2", "launch 4", "launch 2"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named", "tried"),
+    [
+        ("sm_90", ["warps 2", "warps 16"], [2]),
+        ("sm_90", ["warps 16"], [1, 2, 4]),
+        ("sm_80", ["warps 2"], [1, 2, 4]),
+    ],
+)
+def test_variants_of_the_table_alone_are_tried_on_its_gpu(
+    tuner, monkeypatch, tmp_path, architecture: str, named: list[str], tried: list[int]
+) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"sm_90": {"scan_kernel": named}}))
+    monkeypatch.setattr(triton_choices, "TABLE", table)
+    monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: architecture)
+    triton_choices._table.cache_clear()
+    try:
+        tune_together("pack")
+    finally:
+        triton_choices._table.cache_clear()
+    tuner.tune()
+    assert sorted(e for e in tuner.fn.events if e.startswith("compile")) == [
+        f"compile {warps}" for warps in tried
+    ]
+
+
+def test_a_kernel_that_its_package_prunes_by_size_tries_all(tuner, monkeypatch) -> None:
+    monkeypatch.setattr(triton_choices, "_table", lambda: {"sm_90": {"scan_kernel": ["warps 8"]}})
+    monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: "sm_90")
+    tuner.early_config_prune = lambda variants, named: []
+    assert triton_choices.worth_trying(tuner, tuner.configs) == tuner.configs
+    tuner.early_config_prune = at_most(4, "BT")
+    assert [v.warps for v in triton_choices.worth_trying(tuner, tuner.configs)] == [8]
 
 
 def test_timings_are_short_and_kept(tuner) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from elman.base.cache import cached, put_file
 from elman.kernels.threads import cpu_share
+from elman.kernels.triton_choices import worth_trying
 from elman.kernels.triton_variants import without_twins
 
 # Milliseconds to warm up and to time a variant; Triton's defaults are 25 and 100.
@@ -81,7 +82,7 @@ def tune_together(root: str) -> None:
         for value in list(vars(sys.modules[name]).values()):
             tuner = _tuner_of(value, Autotuner)
             if tuner is not None and not isinstance(tuner._bench, _Together):
-                tuner.configs = without_twins(tuner)
+                tuner.configs = worth_trying(tuner, without_twins(tuner))
                 tuner._bench = _Together(tuner)
                 tuner._do_bench = _briefly
                 tuner.cache_results = True
