@@ -34,6 +34,7 @@ PEERS: dict[str, Callable[..., torch.nn.Module]] = {
     "tanh": torch.nn.RNN,
     "lstm": torch.nn.LSTM,
     "gru": torch.nn.GRU,
+    "gru_reset_after": torch.nn.GRU,
 }
 
 

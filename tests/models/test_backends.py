@@ -40,16 +40,14 @@ def test_auto_takes_the_fastest_that_runs_here(requested, device, wanted) -> Non
     assert choose_backend(ALL, requested, device) == wanted
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("device", ["cpu", "cuda", "meta", "mps"])
 @pytest.mark.parametrize("name", ["gru", "llama", "lstm"])
 def test_baselines_made_of_pytorchs_own_layers_run_those(name, device) -> None:
-    for requested in ("auto", "torch"):
-        # On a GPU a transformer has kernels of ours around PyTorch's attention, and an LSTM the
-        # dense engine's.
-        ours = name != "gru" and (device, requested) == ("cuda", "auto")
-        assert choose_backend(registry.cell(name), requested, device) == (
-            "cuda" if ours else "torch"
-        )
+    """A transformer has kernels of ours around PyTorch's attention; the others the dense engine."""
+    cell, kernels = registry.cell(name), {"cpu"} if name == "gru" else {"cuda"}
+    assert choose_backend(cell, "auto", device) == (device if device in kernels else "torch")
+    assert choose_backend(cell, "torch", device) == "torch"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
@@ -107,14 +105,14 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 
 
 def test_every_cell_has_cuda_where_it_has_cpu() -> None:
-    """But for the transformer and PyTorch's LSTM, whose CPU has PyTorch's own kernels alone."""
-    cells = [one for one in registry.cells().values() if one.name not in ("llama", "lstm")]
+    """But for those of PyTorch: a GRU has the CPU's alone, the others a GPU's."""
+    cells = [one for one in registry.cells().values() if one.engine != "torch"]
     compiled = {c.name for c in cells if "cuda" in c.backends}
     assert compiled == {c.name for c in cells if "cpu" in c.backends}
     engines = {c.engine for c in cells if "cuda" in c.backends}
     assert engines == {"matrix_state", "channel", "dense", "tape"}
-    order = ("reference", "cpu", "triton", "cuda")
     for cell in (c for c in cells if "cuda" in c.backends):
+        order = ("reference", "cpu", "triton", "cuda")
         assert cell.backends == tuple(n for n in order if n != "triton" or n in cell.backends)
 
 

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from elman.base.errors import UserError
 
-_ELSE = 'use backend="reference", or "torch" for Llama'
+_ELSE = 'use backend="reference", or "torch" for GRU, LSTM and Llama'
 _FORWARD = (
     "kernels have no forward-mode derivative (torch.func.jvp, jacfwd, torch.autograd.forward_ad)"
 )

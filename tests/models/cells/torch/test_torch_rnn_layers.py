@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("layer_type", [GRU, LSTM])
 def build(layer_type: type, **options):
     """Return a layer of 10 channels in and 15 of state, every weight random."""
     torch.manual_seed(8)
-    layer = layer_type(10, expansion=1.5, dtype=torch.float64, **options)
+    layer = layer_type(10, expansion=1.5, dtype=torch.float64, **{"backend": "torch"} | options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.5)
@@ -110,7 +110,7 @@ def test_two_biases_where_our_own_cells_have_one(layer_type, own, gates, expansi
 
 def test_the_gru_is_not_our_own_one() -> None:
     """PyTorch resets behind the matrix; ours before it (vector-state specification 5.1)."""
-    theirs, ours = build(GRU), build(CudaGRU)
+    theirs, ours = build(GRU), build(CudaGRU, backend="reference")
     with torch.no_grad():
         # PyTorch's rows are r, z, n and its z keeps the state: ours are z, r, n, and z takes.
         reset, keep, new = theirs.rnn.weight_ih_l0.split(15)
@@ -149,7 +149,7 @@ def test_the_state_is_fp32_and_goes_in_where_it_came_out(layer_type) -> None:
 @both
 def test_the_network_runs_in_the_projections_dtype_and_out_of_autocasts_hands(layer_type) -> None:
     """Autocast to bf16 casts cuDNN's networks to fp16, where small gradients become zero."""
-    layer = layer_type(16)
+    layer = layer_type(16, backend="torch")
     seen = []
     layer.rnn.register_forward_pre_hook(
         lambda rnn, given: seen.append(
@@ -247,12 +247,13 @@ def test_the_result_says_what_the_network_computed_in(dtype, found) -> None:
     assert computation_path(*given, device_type="cpu", precision="bf16") is None
 
 
+@both
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_the_dense_engine_computes_pytorchs_lstm(backend: str) -> None:
+def test_the_dense_engine_computes_pytorchs_networks(layer_type, backend: str) -> None:
     """Backend ``cuda`` hands the gates to the same engine."""
-    layer = build(LSTM)
+    layer = build(layer_type)
     p_bti = torch.randn(2, 7, layer.width, dtype=torch.float64, requires_grad=True)
-    first_bi = [torch.randn(2, layer.width, dtype=torch.float64) for _ in range(2)]
+    first_bi = [torch.randn(2, layer.width, dtype=torch.float64) for _ in layer.parts]
     leaves = [p_bti, *first_bi, *layer.rnn.parameters()]
     for one in first_bi:
         one.requires_grad_()
@@ -267,11 +268,14 @@ def test_the_dense_engine_computes_pytorchs_lstm(backend: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@both
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_on_a_gpu_cudnn_computes_in_what_the_dense_engine_does_not(dtype: torch.dtype) -> None:
-    layer = build(LSTM).to(dtype)
+def test_on_a_gpu_cudnn_computes_in_what_the_dense_engine_does_not(
+    layer_type, dtype: torch.dtype
+) -> None:
+    layer = build(layer_type).to(dtype)
     p_bti = torch.randn(2, 3, layer.width, dtype=dtype)
-    first_bi = [torch.randn(2, layer.width, dtype=wide_dtype(dtype)) for _ in range(2)]
+    first_bi = [torch.randn(2, layer.width, dtype=wide_dtype(dtype)) for _ in layer.parts]
     found, wanted = (layer.run_over_time(p_bti, first_bi, name) for name in ("cuda", "torch"))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 

@@ -1,4 +1,7 @@
-"""Cell GRU: PyTorch's own, with the reset gate after the matrix."""
+"""Cell GRU: PyTorch's own network, with the reset gate after the matrix.
+
+On a CPU the dense engine runs it, on a GPU cuDNN.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ CELL = Cell(
     source="vector-state specification 5.1; lm-and-training specification 5.4",
     no_resets=no_resets,
     options=OPTIONS,
-    backends=("torch",),
+    backends=("torch", "cpu"),
     rule=wide_enough,
     path=path,
 )

@@ -1,24 +1,26 @@
-"""Layers GRU and LSTM: PyTorch's own networks (cuDNN on a GPU) between two projections.
+"""Layers GRU and LSTM: PyTorch's own networks between two projections.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state; 1bi is
-[1, B, i], one layer and direction of the network; k = 4 i rows of an LSTM's gates.
+[1, B, i], one layer and direction of the network; k rows of the gates, 3 i of a GRU, 4 i of an
+LSTM.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from elman.kernels.uncompiled import uncompiled
 from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.torch import gru, lstm
 from elman.models.state import State, first_state
-from elman.ops.column_sum.op import biased_linear
+from elman.ops.column_sum.op import bias_of_parts, biased_linear
 from elman.ops.common.checks import Shape, empty_results, is_empty
 from elman.ops.common.native import ENGINE_DTYPES
 from elman.ops.common.precision import no_autocast, wide_dtype
@@ -109,7 +111,7 @@ class TorchRNN(Skeleton):
     def run_over_time(
         self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Run the network.
+        """Run the network: on the dense engine, or PyTorch's own in what the engine does not know.
 
         Args:
             p_bti: Its input.
@@ -119,10 +121,24 @@ class TorchRNN(Skeleton):
         Returns:
             Its output in the dtype of its input, and the state after the last step.
         """
+        if backend != "torch" and (backend != "cuda" or p_bti.dtype in ENGINE_DTYPES):
+            h_bti, last_bi = self.run_on_engine(p_bti, first_bi, backend)
+            return h_bti.to(p_bti.dtype), last_bi
         first_1bi = tuple(part.to(p_bti.dtype).unsqueeze(0) for part in first_bi)
         h_bti, last_1bi = self._run(p_bti, first_1bi)
         wide = wide_dtype(p_bti.dtype)
         return h_bti, [part_1bi.squeeze(0).to(wide) for part_1bi in last_1bi]
+
+    def run_on_engine(
+        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run the network as a step of the dense engine; see :meth:`run_over_time`."""
+        raise NotImplementedError
+
+    def weights(self) -> Iterator[Tensor]:
+        """Yield W, U and the biases of W and of U, rows by PyTorch's gates."""
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+            yield getattr(self.rnn, name)  # which may be a tensor that stands in for a parameter
 
     @uncompiled
     def _run(
@@ -162,12 +178,36 @@ class GRU(TorchRNN):
     """h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n)), [r; z] = sigmoid(W x + b + U h + c).
 
     The reset gate acts after the matrix and z keeps the state, both unlike
-    :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``.
+    :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``. Backend ``cpu`` runs
+    the steps on the dense engine, ``torch`` on PyTorch's own network.
     """
 
     cell = gru.CELL
     network = nn.GRU
     parts = ("h",)
+
+    def run_on_engine(
+        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run the network as a step of the dense engine; see :meth:`TorchRNN.run_over_time`.
+
+        Of the sum that r multiplies, U_n h + c_n, the part that reads no state is the bias alone.
+        """
+        w_ki, u_ki, b_k, c_k = self.weights()
+        i = self.width
+        gates_ki, new_ii = narrow(w_ki).split([2 * i, i])
+        gates_b, new_b = b_k.split([2 * i, i])
+
+        def added(bias_k: Tensor) -> Tensor:
+            gates_btk = linear(p_bti, gates_ki, bias_k[: 2 * i])
+            bias_i = bias_k[2 * i :].to(gates_btk.dtype)
+            return torch.cat([gates_btk, bias_i.expand_as(p_bti)], dim=-1)
+
+        bias_k = c_k + functional.pad(gates_b, (0, i))
+        added_btk = bias_of_parts(p_bti, w_ki, bias_k, added, backend=backend)
+        new_bti = biased_linear(p_bti, new_ii, new_b, backend=backend)
+        inputs, recurrent = [added_btk, new_bti], [narrow(u_ki)]
+        return dense_recurrence("gru_reset_after", inputs, recurrent, first_bi, backend=backend)
 
 
 class LSTM(TorchRNN):
@@ -190,21 +230,16 @@ class LSTM(TorchRNN):
             with torch.no_grad():
                 self.rnn.get_parameter(name)[self.width : 2 * self.width] = 1.0
 
-    def run_over_time(
+    def run_on_engine(
         self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Run the network; see :meth:`TorchRNN.run_over_time`."""
-        if backend == "torch" or (backend == "cuda" and p_bti.dtype not in ENGINE_DTYPES):
-            return super().run_over_time(p_bti, first_bi, backend)
-        named = {name: self.rnn.get_parameter(name) for name, _ in self.rnn.named_parameters()}
-        weight_ki = _of_kernels(narrow(named["weight_ih_l0"]))
-        recurrent_ki = _of_kernels(narrow(named["weight_hh_l0"]))
-        bias_k = _of_kernels(named["bias_ih_l0"] + named["bias_hh_l0"])
-        gates_btk = biased_linear(p_bti, weight_ki, bias_k, backend=backend)
-        h_bti, last_bi = dense_recurrence(
-            "lstm", [gates_btk], [recurrent_ki], first_bi, backend=backend
+        """Run the network as a step of the dense engine; see :meth:`TorchRNN.run_over_time`."""
+        w_ki, u_ki, b_k, d_k = self.weights()
+        gates_btk = biased_linear(
+            p_bti, _of_kernels(narrow(w_ki)), _of_kernels(b_k + d_k), backend=backend
         )
-        return h_bti.to(p_bti.dtype), last_bi
+        recurrent_ki = _of_kernels(narrow(u_ki))
+        return dense_recurrence("lstm", [gates_btk], [recurrent_ki], first_bi, backend=backend)
 
 
 def _of_kernels(gates: Tensor) -> Tensor:
