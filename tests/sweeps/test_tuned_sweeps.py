@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -268,6 +269,20 @@ def test_a_trial_that_ends_inside_its_warm_up_is_noted(elman: Callable[..., Ende
     note = "note: a trial of e1 ends inside its warm-up of 100 steps"
     assert note in elman(*command).output
     assert note not in elman(*command, "optim.warmup_share=0.1").output
+
+
+def test_the_plan_says_that_muons_other_rate_is_not_tuned(elman: Callable[..., Ended]) -> None:
+    command = ["model=e1", "tune=rates", "sweep.dry_run=true"]
+    note = "is 0.0006 in every trial: optim.lr is not the rate of Muon's matrices"
+    said = elman(*command, "optim=muon").output
+    assert note in said
+    (typed,) = re.findall(r"'(\+tune\.space\.optim\.matrix_lr=\{[^']*\})' tunes it, too", said)
+    both = elman(*command, "optim=muon", typed)
+    assert "tune=rates: optim.lr, optim.matrix_lr of 1 arm" in both.output
+    assert note not in both.output
+    mixed = elman("-m", *command, "optim=adamw,muon").output  # the other arm has no such rate
+    assert note in mixed
+    assert "+tune.space" not in mixed
 
 
 def test_a_suite_is_tuned_as_models_are(elman: Callable[..., Ended]) -> None:

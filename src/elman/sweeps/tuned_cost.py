@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from elman.base.units import duration
 from elman.sections.budget import limits_text
+from elman.sections.optim import MuonConfig
 from elman.sections.tune import TuneConfig
 from elman.sweeps.tuned_arms import ArmJobs
 from elman.tuning.schedule import most_runs
 from elman.tuning.trials import Tuned
+
+_MATRIX_RATE = "optim.matrix_lr"
 
 
 def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:
@@ -26,7 +29,8 @@ def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:
         + (f", and at most {growths} more if a best value is at the edge" if growths else ""),
         f"then whole runs: {whole} at most, of {_budgets(arms)}",
     ]
-    return [*lines, *_time(arms, tuned, places), *_warm_ups(arms, config)]
+    notes = [*_warm_ups(arms, config), *_rates_of_matrices(arms, config)]
+    return [*lines, *_time(arms, tuned, places), *notes]
 
 
 def _number(count: int, noun: str) -> str:
@@ -68,6 +72,23 @@ def _warm_ups(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
                 f"note: a trial of {arm.arm.label} ends inside its warm-up of {warm_up} steps, so "
                 "it never has the rate that is tried; type optim.warmup_share=0.1"
             )
+
+
+def _rates_of_matrices(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
+    """Yield a note if trials vary one of Muon's two rates alone."""
+    if "optim.lr" not in config.leaves or _MATRIX_RATE in config.leaves:
+        return
+    every = all(isinstance(arm.trial.optim, MuonConfig) for arm in arms)
+    for arm in arms:
+        optim = arm.trial.optim
+        if not isinstance(optim, MuonConfig):
+            continue
+        rate, leaf = optim.matrix_lr, f"+tune.space.{_MATRIX_RATE}"
+        more = f"; '{leaf}={{low: {rate / 10:g}, high: {rate * 10:g}, log: true}}' tunes it, too"
+        yield (
+            f"note: {_MATRIX_RATE} of {arm.arm.label} is {rate:g} in every trial: optim.lr is not "
+            f"the rate of Muon's matrices{more if every else ''}"
+        )
 
 
 def minutes_of(arms: Sequence[ArmJobs], config: TuneConfig) -> tuple[float, float] | None:
