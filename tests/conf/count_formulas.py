@@ -426,9 +426,15 @@ def layer_params(cell: str, dim: int, options: Options) -> int:
 
 
 def model_params(
-    cell: str, dim: int, depth: int, wrapper: str, options: Options, mlp_ratio: float = 0.0
+    cell: str,
+    dim: int,
+    depth: int,
+    wrapper: str,
+    options: Options,
+    mlp_ratio: float = 0.0,
+    vocabulary: int = 256,
 ) -> int:
-    """Count a language model: 256 d + depth (layer + norm) + norm (lm-and-training 6).
+    """Count a language model: V d + depth (layer + norm) + norm (lm-and-training 6).
 
     A SwiGLU MLP behind each layer adds 3 d h + d, its norm included.
     """
@@ -438,4 +444,6 @@ def model_params(
     later = (depth - 1) * rwkv7_later(dim, options) if cell == "rwkv7" else 0
     hidden = math.ceil(int(mlp_ratio * dim) / 128) * 128
     mlp = 3 * dim * hidden + dim if mlp_ratio else 0
-    return 256 * dim + depth * (layer_params(cell, dim, options) + before + mlp) + later + norm
+    return (
+        vocabulary * dim + depth * (layer_params(cell, dim, options) + before + mlp) + later + norm
+    )

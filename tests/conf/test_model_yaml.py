@@ -15,7 +15,7 @@ from elman.config.model_files import model_files
 from elman.config.validate import validate
 from elman.models.build import build_model
 from elman.models.cells import registry
-from elman.sections.model import DIM_ALIGNMENT, ModelConfig
+from elman.sections.model import DIM_ALIGNMENT, VOCAB_SIZE, ModelConfig
 from tests.conf.count_formulas import model_params
 from tests.conf.published_counts import ROWS
 
@@ -56,8 +56,9 @@ def trees() -> dict[str, dict[str, Any]]:
 
 @cache
 def model(name: str) -> ModelConfig:
-    """Return the typed configuration of a model."""
-    return validate(trees()[name]).model
+    """Return the typed configuration of a model, with the vocabulary of its file."""
+    tree = trees()[name]
+    return validate(tree).model.with_vocabulary(tree["model"].get("vocab_size", VOCAB_SIZE))
 
 
 @cache
@@ -77,7 +78,13 @@ def formula(name: str, dim: int) -> int:
     """Count a model by the specification's formula, at another width."""
     config = model(name)
     return model_params(
-        config.cell, dim, config.depth, config.wrapper, config.options, config.mlp_ratio
+        config.cell,
+        dim,
+        config.depth,
+        config.wrapper,
+        config.options,
+        config.mlp_ratio,
+        config.vocab_size,
     )
 
 

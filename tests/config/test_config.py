@@ -105,6 +105,7 @@ NEEDED = {
     "generate": ["generate.checkpoint=run"],
     "export": ["export.checkpoint=run", "export.to=out"],
     "solve": ["solve.params=1M"],
+    "models": ["model=e1"],
     "probe": ["probe.checkpoint=run"],
     "report": ["report.dir=run"],
     "verdict": ["verdict.a=run", "verdict.b=run"],
@@ -115,7 +116,7 @@ NEEDED = {
 def test_a_section_is_refused_in_the_modes_that_do_not_read_it(mode: str) -> None:
     needed = NEEDED.get(mode, [])
     keys = {"train": "train.steps=3", "data": "data.val_bytes=9", "log": "log.every=3"}
-    keys |= {"kernels": "kernels.backend=cpu", "optim": "optim=legacy", "model": "model=e1"}
+    keys |= {"kernels": "kernels.backend=cpu", "optim": "optim=legacy", "model": "model.depth=3"}
     for section, override in keys.items():
         overrides = [f"mode={mode}", *needed, override]
         if section in MODES[mode].reads:

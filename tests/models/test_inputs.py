@@ -108,6 +108,20 @@ def test_where_nobody_can_look_at_the_values_nobody_does() -> None:
         small(torch.tensor([[11]], dtype=torch.uint8))
 
 
+def test_a_trainer_reads_no_values_of_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a read waits for everything before it."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("values were read")
+
+    monkeypatch.setattr(Tensor, "aminmax", refuse)
+    model, tokens_bt = LanguageModel(8, [E1(8)]), torch.tensor([[1, 2, 3]], dtype=torch.int32)
+    with pytest.raises(AssertionError, match="values were read"):
+        model.loss(tokens_bt)
+    model.checks_ids = False
+    assert model.loss(tokens_bt)[0].isfinite()
+
+
 # ---------------------------------------------------------------------------------- the state
 
 

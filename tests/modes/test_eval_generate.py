@@ -82,6 +82,13 @@ def test_wrong_settings_of_eval_are_named(train, override: str, message: str) ->
         eval_mode.run(PreparedRun(compose_config(overrides)))
 
 
+def test_more_probable_tokens_than_there_are_cannot_be_asked_for(train) -> None:
+    run = train()
+    overrides = ["mode=generate", f"generate.checkpoint={run.folder}", "generate.top_k=257"]
+    with pytest.raises(UserError, match=r"generate\.top_k=257: the model has 256 tokens; use 256"):
+        generate_mode.run(PreparedRun(compose_config(overrides)))
+
+
 def test_generate_prints_the_prompt_and_streams_its_continuation(train, capsys) -> None:
     run = train("train.steps=60", "optim.lr=0.01")
     capsys.readouterr()  # what the run said

@@ -160,6 +160,8 @@ def test_files_of_the_users_own_are_listed_counted_or_said_to_be_wrong(
         child="defaults: [plain, _self_]\ndepth: 4\n",
         computed=f"{head}dim: 384\ndepth: ${{train.keep_checkpoints}}\n",
         packaged=f"# @package model\n{head}dim: 384\ndepth: 3\n",
+        tokens=f"# With 1000.\n{head}dim: 384\ndepth: 3\nvocab_size: 1000\n",
+        packaged_tokens=f"# @package model\n{head}dim: 384\ndepth: 3\nvocab_size: 1000\n",
         misspelled=f"# Wrong.\n{head}dim: 384\ndepth: 3\nexpnsion: 2.0\n",
         broken="dim: 256\ndepth: [2\n",
         e1=f"{head}dim: 128\ndepth: 1\n",
@@ -169,13 +171,15 @@ def test_files_of_the_users_own_are_listed_counted_or_said_to_be_wrong(
     found = rows(output)
     # 256 d + depth (3 d d + 2 d d + d + d) + d at d = 384
     layer = 5 * 384**2 + 2 * 384
-    for name, depth, source in (
-        ("plain", 3, "My first."),
-        ("child", 4, ""),
-        ("computed", 2, ""),
-        ("packaged", 3, "@package model"),
+    for name, depth, vocabulary, source in (
+        ("plain", 3, 256, "My first."),
+        ("child", 4, 256, ""),
+        ("computed", 2, 256, ""),
+        ("packaged", 3, 256, "@package model"),
+        ("tokens", 3, 1000, "With 1000."),
+        ("packaged_tokens", 3, 1000, "@package model"),
     ):
-        params = f"{257 * 384 + depth * layer:,}"
+        params = f"{(vocabulary + 1) * 384 + depth * layer:,}"
         sizes = [f"384 x {depth}", "-", params, "1,536", "-"]
         assert found[name][1:] == ["e1", *sizes, source], name
     assert found["e1"][2] == "640 x 20"  # the shipped file is found first, as in any command
@@ -239,6 +243,20 @@ def test_a_model_is_explained_with_its_options_and_what_was_published(elman_here
 def test_an_explanation_counts_the_model_that_was_asked_for(elman_here: Elman) -> None:
     _, output, _ = elman_here("mode=models", "model=e1", "model.depth=2", "model.expansion=1.0")
     assert f"depth 2, {257 * 640 + 2 * (5 * 640**2 + 2 * 640):,} parameters" in output
+
+
+def test_an_explanation_counts_the_vocabulary_of_the_data_and_of_the_file(
+    elman_here: Elman,
+) -> None:
+    _, output, _ = elman_here("mode=models", "model=e88_h370n32_1664x12")
+    wide = 1_273_191_856
+    narrow = wide - (50281 - 256) * 1664
+    assert f"{narrow:,} parameters with 256 tokens, {wide:,} with the 50,281 of its file" in output
+    _, output, _ = elman_here("mode=models", "model=e1", "data=parity", "model.expansion=1.0")
+    assert f"{3 * 640 + 20 * (5 * 640**2 + 2 * 640):,} parameters with 2 tokens" in output
+    status, _, errors = elman_here("mode=models", "data=parity")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "data: mode=models reads it only for a named model" in errors
 
 
 def test_a_sweep_explains_every_model(elman_here: Elman) -> None:

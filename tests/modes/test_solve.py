@@ -51,6 +51,16 @@ def search(config: ModelConfig, params: int, over: Any, backend: str = "auto") -
     return search_by(config, partial(count_params, backend=backend), params, over)
 
 
+def test_the_vocabulary_of_the_data_is_counted() -> None:
+    """V d + 20 (3 d d + 2 d d + 2 d) + d, where a task of two symbols has a V of 2."""
+    own_size = ("model=e1", "model.expansion=1.0")
+    task = model("mode=solve", *own_size, "data=parity", "solve.params=1M")
+    assert solve(task, 1_000_000).nearest.count == 3 * 128 + 20 * (5 * 128**2 + 2 * 128)
+    own = model(*own_size).with_vocabulary(50281)
+    assert solve(own, 9_000_000).nearest.config.dim == 128
+    assert solve(own, 9_000_000).nearest.count == 50282 * 128 + 20 * (5 * 128**2 + 2 * 128)
+
+
 @cache
 def one_of_each_cell() -> dict[str, ModelConfig]:
     """Return the first model of every cell, two layers deep."""

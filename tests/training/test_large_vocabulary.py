@@ -19,7 +19,7 @@ from elman.config.run_config import RunConfig
 from elman.data.batches import open_data
 from elman.models.build import build_model
 from elman.ops import cross_entropy
-from elman.training.assembly import state_of
+from elman.training.assembly import new_state, state_of
 from elman.training.loop import take_step
 from elman.training.memory.estimate import estimate_memory
 from elman.training.optim.optimizers import TrainingOptimizer
@@ -170,6 +170,14 @@ def test_the_memory_estimate_knows_that_logits_are_not_whole(composed, monkeypat
     # Whole: the softmax and its gradient, both fp32. In chunks: one chunk of each.
     assert whole - in_chunks > 4 * logits
     assert in_chunks < 4 * logits
+
+
+def test_a_run_trusts_the_tokens_of_its_data(composed) -> None:
+    config = composed(1000)
+    with open_data(config.data, config.train.chunk_size, print) as data:
+        state = new_state(config, data, CPU, graph=False)
+        state.batches.close()
+    assert not state.model.checks_ids
 
 
 def test_ids_above_bytes_are_learned_and_counted() -> None:

@@ -30,7 +30,7 @@ from elman.config.compose import (
 from elman.config.model_files import MODEL, folder_of, model_files
 from elman.config.validate import validate
 from elman.models.cells import registry
-from elman.sections.model import ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 
 SHIPPED = ("pkg", CONFIG_MODULE)
 """The place of the package's own YAML files, in Hydra's form: a scheme and a path."""
@@ -171,10 +171,14 @@ class _Reader:
             model = self._tree(name) | {"name": name}
             if "???" in model.values():
                 raise _NotPlainError
-            return validate(_other_sections() | {"model": model}).model
+            checked = validate(_other_sections() | {"model": model}).model
+            return checked.with_vocabulary(model.get("vocab_size", VOCAB_SIZE))
         except _NotPlainError:
             chosen = name if re.fullmatch(r"[\w.-]+", name) else quoted(name)
-            return compose_config([f"model={chosen}", *self._search]).model
+            overrides = [f"model={chosen}", *self._search]
+            checked = compose_config(overrides).model  # it explains mistakes
+            own = compose_tree(overrides).model.get("vocab_size", VOCAB_SIZE)
+            return checked.with_vocabulary(own)
 
     def _tree(self, name: str) -> dict[str, Any]:
         """Return the keys of a file, merged over those of the files that it starts from."""

@@ -113,11 +113,11 @@ MODES: dict[str, Mode] = {
     "eval": Mode(frozenset({"eval", "kernels", "baseline"})),
     "generate": Mode(frozenset({"generate", "kernels", "baseline"})),
     "solve": Mode(
-        frozenset({"solve", "model", "train", "kernels"}),
+        frozenset({"solve", "model", "data", "train", "kernels"}),
         table="elman.report.tables.solve:print_solutions",
         in_process=True,
     ),
-    "models": Mode(frozenset({"models", "model"}), in_process=True),
+    "models": Mode(frozenset({"models", "model", "data"}), in_process=True),
     "suites": Mode(frozenset({"benchmark"}), in_process=True),
     "doctor": Mode(frozenset()),
     "tasks": Mode(frozenset({"data"}), in_process=True),

@@ -30,7 +30,8 @@ from elman.sections.optim import OPTIMIZERS
 from elman.sections.tasks import TASKS
 
 VOCAB_SIZE_FOLLOWS = (
-    "model.vocab_size: follows the data, 256 for text and its own symbols for a task; drop it"
+    "model.vocab_size: follows the data: 256 for bytes, else the number of its tokens or symbols; "
+    "drop it"
 )
 # Groups have short names, in which one wrong letter weighs more.
 _GROUP_LIKE = 0.6

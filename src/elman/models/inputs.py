@@ -41,7 +41,9 @@ def ids_dtype(vocab_size: int) -> torch.dtype:
     return torch.uint8 if vocab_size <= 256 else torch.int32
 
 
-def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> None:
+def check_ids(
+    name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0, *, values: bool = True
+) -> None:
     """Raise ValueError unless ids are whole numbers [batch, time] below ``vocab_size``.
 
     The values of bytes are always valid. Other dtypes have their values checked, which waits for
@@ -52,6 +54,7 @@ def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> Non
         ids_bt: The model's input.
         vocab_size: Number of tokens.
         steps: Smallest length.
+        values: Whether to check values, too.
     """
     wanted = f"{name}: expected whole numbers [batch, time] of 0 to {vocab_size - 1}"
     if not isinstance(ids_bt, Tensor):
@@ -66,7 +69,7 @@ def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> Non
     if len(shape) != 2 or shape[1] < steps:
         least = f", {steps} steps at least" if steps else ""
         raise ValueError(f"{wanted}{least}, not {shape}")
-    if _may_be_outside(ids_bt, vocab_size) and ids_bt.numel():
+    if values and _may_be_outside(ids_bt, vocab_size) and ids_bt.numel():
         low, high = (int(end) for end in ids_bt.aminmax())
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high

@@ -59,6 +59,8 @@ class LanguageModel(nn.Module):
     Attributes:
         activation_checkpointing: Recompute each mixer and MLP in the backward pass of a training
             step.
+        checks_ids: Read the values of ids that are no bytes, to refuse those outside of the
+            vocabulary; on a GPU that waits for it. A trainer's own tokens need no check.
         casts_at_once: Cast all weights at the start of a pass; False where they are not all there.
         time_parts: Parts of the time that pass through the layers side by side, in a pass with
             gradients; see :mod:`elman.models.wavefront`.
@@ -82,6 +84,7 @@ class LanguageModel(nn.Module):
         self.wrapper = wrapper
         self.reset_after = reset_after
         self.activation_checkpointing = False
+        self.checks_ids = True
         self.casts_at_once = True
         self.time_parts = 1
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
@@ -132,7 +135,7 @@ class LanguageModel(nn.Module):
                 belong to another batch or another model, or the resets are no bool [B, T].
             UserError: a layer cannot take resets.
         """
-        check_ids("tokens", tokens_bt, self.embedding.shape[0])
+        check_ids("tokens", tokens_bt, self.embedding.shape[0], values=self.checks_ids)
         if states is not None and len(states) != len(self.layers):
             expected = f"expected one of each layer, {len(self.layers)}"
             raise ValueError(f"states of the model: {len(states)}, {expected}")
@@ -175,7 +178,7 @@ class LanguageModel(nn.Module):
             ValueError: the tokens are not whole numbers [B, T + 1] of the vocabulary, or no token
                 is left to predict; otherwise as in :meth:`forward`.
         """
-        check_ids("tokens", tokens_bt1, self.embedding.shape[0], steps=2)
+        check_ids("tokens", tokens_bt1, self.embedding.shape[0], steps=2, values=self.checks_ids)
         if tokens_bt1.shape[0] == 0:
             raise ValueError(
                 f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected 1 row or more: "

@@ -54,6 +54,7 @@ def run(job: PreparedRun) -> ExitStatus:
             f"generate.checkpoint={settings.checkpoint}: it learned the task {data.task}, which "
             "has no text to continue; elman mode=eval eval.checkpoint=... tests its answers"
         )
+    _check_top_k(settings.top_k, saved_config(checkpoint).model.vocab_size)
     save_state = settings.save_state  # looked at before a long text is written in vain
     save_to = None if save_state is None else writable_file("generate.save_state", save_state)
     if settings.state is not None:
@@ -74,6 +75,15 @@ def run(job: PreparedRun) -> ExitStatus:
     if save_to is not None:
         save_text_state(save_to, writer, _identity(checkpoint))
     return ExitStatus.OK
+
+
+def _check_top_k(top_k: int, vocabulary: int) -> None:
+    """Raise UserError on more tokens than there are."""
+    if top_k > vocabulary:
+        raise UserError(
+            f"generate.top_k={top_k}: the model has {vocabulary:,} tokens; "
+            f"use {vocabulary} or less, or 0 for all"
+        )
 
 
 def _writer(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from elman.base.consoles import say, table_console
 from elman.base.errors import UserError, did_you_mean
 from elman.base.exit_status import ExitStatus
-from elman.config.catalog import Listed, Place, catalog, first_line
+from elman.config.catalog import Listed, Place, catalog, first_line, listed_models
 from elman.config.keys import named_keys
 from elman.config.model_files import count_sizes
 from elman.models.state_sizes import DEFINITION, StateSize, counted_ahead
@@ -30,7 +30,9 @@ def run(job: PreparedRun) -> ExitStatus:
     if "model" in named_keys(job.overrides):  # otherwise the composed model may be the default
         model = config.model
         source = first_line(model.name, places)
-        print_explanation(table_console(), model, source, _params(model), _state(model))
+        (of_file,) = listed_models([model.name], places)
+        own = model.vocab_size if of_file.config is None else of_file.config.vocab_size
+        print_explanation(table_console(), model, source, _params(model), _state(model), own)
         return ExitStatus.OK
     _print_list(places, config.models)
     return ExitStatus.OK

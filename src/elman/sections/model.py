@@ -20,7 +20,9 @@ class ModelConfig(Section):
 
     ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
     command line they are keys like the others (``model.n_state=16``). ``vocab_size`` follows the
-    data: 256 for text, a task's own vocabulary for a task.
+    data: 256 for bytes, else the number of the tokenizer's tokens or of the task's symbols. The
+    file of a model may have it, for a published row with a vocabulary of its own. Its
+    ``expected_params`` are for that vocabulary, and :meth:`with_vocabulary` leads to any other.
 
     ``mlp_ratio`` is the width of a SwiGLU MLP behind every mixer over ``dim``; 0 is no MLP, and is
     left out where the section is written.

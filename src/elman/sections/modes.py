@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.model import VOCAB_SIZE, ModelConfig
+from elman.sections.model import ModelConfig
 from elman.sections.section import Count, NonNegative, Section, rounded
 from elman.sections.training import DataFormat, refuse_unread
 
@@ -52,8 +52,8 @@ class GenerateConfig(Section):
         samples: Continuations of each prompt, each with random draws of its own.
         max_bytes: Bytes to generate after each.
         temperature: 0 always takes the most probable byte.
-        top_k: Sample among the k most probable bytes; 0 is off.
-        top_p: Sample among the smallest set of bytes with this probability; 1 is off.
+        top_k: Sample among the k most probable tokens; 0 is off.
+        top_p: Sample among the smallest set of tokens with this probability; 1 is off.
         seed: Seed of the sampling; continuation i draws with ``seed + i``.
         state: File from ``save_state``; its texts continue, with the prompt after them.
         save_state: File to write the state after the last byte to.
@@ -67,7 +67,7 @@ class GenerateConfig(Section):
     samples: Count = 1
     max_bytes: Count = 500
     temperature: NonNegative = 0.8
-    top_k: Annotated[int, rounded, Field(ge=0, le=VOCAB_SIZE)] = 40
+    top_k: Annotated[int, rounded, Field(ge=0)] = 40
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
     state: str | None = None
@@ -107,7 +107,10 @@ class ModelsConfig(Section):
             raise UserError(
                 "models.filter: not read together with model=..., which explains one model; drop it"
             )
-        if unread := sorted(key for key in named if key.startswith("model.") and not explained):
+        of_a_model = {
+            key for key in named if key.startswith("model.") or key.split(".")[0] == "data"
+        }
+        if unread := [] if explained else sorted(of_a_model):
             raise UserError(
                 f"{unread[0]}: mode=models reads it only for a named model; add model=<name>"
             )

@@ -56,6 +56,7 @@ def new_state(
     torch.manual_seed(config.train.seed)
     model = new_model(config, device)
     model.activation_checkpointing = config.train.activation_checkpointing
+    model.checks_ids = False
     shard(model)
     optimizer = TrainingOptimizer(config.optim, model, config.kernels.backend)
     return state_of(config, data, model, optimizer, device, graph=graph, team=team)

@@ -16,7 +16,7 @@ from elman.models.cells.declaration import Cell
 from elman.models.state_sizes import STATE_HEADS, StateSize
 from elman.published import Figures, PublishedResult, published_for
 from elman.report.tables.option_words import as_typed, read_when, values_of
-from elman.sections.model import ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 
 _SIZES = ("dim x depth", "heads x state", "parameters", *STATE_HEADS)
 HEADS = ("model", "cell", *_SIZES, "source")
@@ -62,7 +62,12 @@ def models_table(rows: Sequence[tuple[Listed, int | None, StateSize | None]]) ->
 
 
 def print_explanation(
-    console: Console, model: ModelConfig, source: str, params: int, state: StateSize | None
+    console: Console,
+    model: ModelConfig,
+    source: str,
+    params: int,
+    state: StateSize | None,
+    own_vocabulary: int,
 ) -> None:
     """Print everything that is known of one model: cell, options, published figures.
 
@@ -72,12 +77,13 @@ def print_explanation(
         source: First line of its YAML.
         params: Its number of parameters.
         state: Size of a layer's state, if it is known.
+        own_vocabulary: That of the model's file; the model's own is that of the data.
     """
     cell = registry.cell(model.cell)
     console.print(Text(model.name, style="bold"))
     if source:
         console.print(Text(source))
-    console.print(Padding(_facts(model, cell, params, state), (1, 0), expand=False))
+    console.print(Padding(_facts(model, cell, params, state, own_vocabulary), (1, 0), expand=False))
     _options(cell, model).print(console)
     records = published_for(model.name)
     title = f"Published for {model.name} as its file has it" if records else "Nothing published"
@@ -91,13 +97,15 @@ def print_explanation(
         console.print(Text("Losses of different suites cannot be compared."))
 
 
-def _facts(model: ModelConfig, cell: Cell, params: int, state: StateSize | None) -> Table:
+def _facts(
+    model: ModelConfig, cell: Cell, params: int, state: StateSize | None, own_vocabulary: int
+) -> Table:
     table = Table.grid(padding=(0, 2))
     facts = {
         "cell": f"{cell.name}, engine {cell.engine}: {cell.source}",
         "step": cell.equation,
         "wrapper": f"{model.wrapper}: {_WRAPPERS[model.wrapper]}",
-        "size": f"dim {model.dim}, depth {model.depth}, {params:,} parameters",
+        "size": f"dim {model.dim}, depth {model.depth}, {_counts(model, params, own_vocabulary)}",
         "backends": ", ".join(cell.backends),
     }
     if state is not None:
@@ -107,6 +115,18 @@ def _facts(model: ModelConfig, cell: Cell, params: int, state: StateSize | None)
     for name, fact in facts.items():
         table.add_row(Text(name, style="bold"), Text(fact))
     return table
+
+
+def _counts(model: ModelConfig, params: int, own: int) -> str:
+    """Return the parameters in words: with the vocabulary of the data, and with the file's own."""
+    words = f"{params:,} parameters"
+    if {model.vocab_size, own} == {VOCAB_SIZE}:
+        return words
+    words += f" with {model.vocab_size:,} tokens"
+    if own in (VOCAB_SIZE, model.vocab_size):
+        return words
+    with_own = params + (own - model.vocab_size) * model.dim
+    return f"{words}, {with_own:,} with the {own:,} of its file"
 
 
 def state_words(state: StateSize) -> str:
