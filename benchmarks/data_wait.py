@@ -16,7 +16,8 @@ import time
 
 import numpy as np
 
-from elman.data.batches import Batches, RandomBatches, StreamBatches, open_text
+from elman.data.batches import Batches, RandomBatches, StreamBatches
+from elman.data.text import open_text
 from elman.sections.training import DataConfig
 
 ROUNDS = 7

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.base.errors import UserError
-from elman.data import batches as batches_module
-from elman.data.batches import Batches, Data, RandomBatches, StreamBatches, open_data
+from elman.data import text as text_module
+from elman.data.batches import Batches, RandomBatches, StreamBatches
 from elman.data.files import Bytes, ByteSource, Offsets
+from elman.data.text import Data, open_data
 from elman.data.windows import (
     contiguous_chunks,
     scoring_batches,
@@ -170,7 +171,7 @@ def test_no_path_is_the_default_corpus(tmp_path: Path, monkeypatch: pytest.Monke
         announce("building")
         return text
 
-    monkeypatch.setattr(batches_module, "default_corpus", corpus)
+    monkeypatch.setattr(text_module, "default_corpus", corpus)
     with open_data(DataConfig(val_window=8), 8, said.append) as data:
         assert data.source.paths == (str(text),)
     assert said == ["building"]
@@ -429,7 +430,7 @@ def test_validation_windows_are_the_same_in_another_process(make: Callable[..., 
         here = validation_windows(data, 16, 1000).tolist()
         code = (
             "import sys; from elman.sections.training import DataConfig\n"
-            "from elman.data.batches import open_data\n"
+            "from elman.data.text import open_data\n"
             "from elman.data.windows import validation_windows\n"
             "data = open_data(DataConfig(path=sys.argv[1], val_window=16), 16, print)\n"
             "print(validation_windows(data, 16, 1000).tolist(), 'torch' in sys.modules)"

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elman.base.errors import UserError
-from elman.data.batches import Data, check_data, open_text
 from elman.data.choosing import chosen_line
 from elman.data.opening import open_source
 from elman.data.splits import split_of
+from elman.data.text import Data, check_data, open_text
 from elman.sections.training import DataConfig
 
 pytestmark = pytest.mark.usefixtures("pack_cache")

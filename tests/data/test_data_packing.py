@@ -22,9 +22,9 @@ import zstandard
 from elman.base.errors import UserError
 from elman.base.live_line import PROGRESS_VARIABLE
 from elman.data import opening, pack_check, packing
-from elman.data.batches import check_data, open_data
 from elman.data.files import ByteSource, same_bytes
 from elman.data.opening import open_source
+from elman.data.text import check_data, open_data
 from elman.doctor.findings import Mark
 from elman.doctor.packs import packed_data
 from elman.sections.training import DataConfig

@@ -21,7 +21,7 @@ from elman.base.exit_status import ExitStatus
 from elman.bench import benchmark, subjects
 from elman.bench.entries import entries
 from elman.config.compose import compose_config
-from elman.data import batches
+from elman.data import text
 from elman.evaluation.result import RunResult
 from elman.kernels import packages
 from elman.kernels.packages import import_kernels, package_problem
@@ -195,7 +195,7 @@ def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
     del installed["mamba-ssm"]
     monkeypatch.setattr(train, "choose_device", lambda name: GPU)
     for opening in ("ByteSource", "open_files", "open_unpacked"):
-        monkeypatch.setattr(batches, opening, lambda *args: pytest.fail("opened the data"))
+        monkeypatch.setattr(text, opening, lambda *args: pytest.fail("opened the data"))
     with pytest.raises(UserError, match="mamba-ssm is not installed"):
         train.run(PreparedRun(compose_config(["model=mamba2"]), tmp_path))
     assert not list(tmp_path.iterdir())

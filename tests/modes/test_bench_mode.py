@@ -31,7 +31,7 @@ from elman.bench.rounds import Spread, ratios, time_rounds, totals
 from elman.bench.subjects import LayerSubject, Subject
 from elman.cli.main import main
 from elman.config.compose import compose_config
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.models.build import build_model
 from elman.modes import bench as bench_mode
 from elman.ops.channel import plan as channel_plan

@@ -295,7 +295,7 @@ def told(sweep: Path, **more: Any) -> None:
 
 
 def test_other_data_is_refused(elman: Elman, tmp_path: Path) -> None:
-    from elman.data.batches import identity_without_packing
+    from elman.data.text import identity_without_packing
     from elman.sections.training import DataConfig
 
     book = tmp_path / "book.txt"

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from elman.base.cpus import usable_cpus
 from elman.devices import sharing
 from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
 from elman.training import contention
 from elman.training.contention import ContentionWatch, foreign
-from elman.training.cpu_share import CpuShare, Reading, busy_seconds, reading, usable_cpus
+from elman.training.cpu_share import CpuShare, Reading, busy_seconds, reading
 from elman.training.listeners import totals
 
 # No process has it: the kernel's largest number is 2 ** 22.

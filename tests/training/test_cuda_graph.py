@@ -27,7 +27,7 @@ from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.kernels.graphs import CudaGraphs
 from elman.models.build import build_model
 from elman.models.cells import registry

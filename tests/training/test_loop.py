@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.assembly import state_of

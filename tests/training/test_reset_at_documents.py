@@ -15,7 +15,7 @@ import elman
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.data.windows import validation_batches
 from elman.evaluation.generation import generate
 from elman.models.build import build_model

@@ -35,7 +35,7 @@ from torch import Tensor
 from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.models.backends import resolve_backend
 from elman.models.build import build_model
 from elman.models.cells import registry

@@ -15,7 +15,7 @@ from elman.bench.entries import Entry
 from elman.bench.peers import Sizes, build_peer
 from elman.bench.subjects import LayerSubject, StepSubject, Subject
 from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData, open_data
+from elman.data.text import AnyRunData, open_data
 from elman.models.build import layer_class
 from elman.models.cells import registry
 from elman.sections.training import TrainConfig

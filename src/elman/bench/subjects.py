@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData
+from elman.data.text import AnyRunData, reset_token
 from elman.evaluation.validation import autocast
 from elman.kernels.graphs import Graphs
 from elman.models.build import build_model
@@ -184,7 +184,7 @@ class StepSubject(Subject):
             backend=backend,
             device=device,
             allow_slow=config.baseline.allow_slow,
-            reset_after=config.data.reset_after,
+            reset_after=reset_token(config.data, data.tokenizer),
         )
         optimizer = TrainingOptimizer(config.optim, model, backend)
         self.replayed = uses_graph(config, device)

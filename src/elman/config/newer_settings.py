@@ -34,6 +34,8 @@ class NewerSetting(NamedTuple):
 NEWER = (
     NewerSetting("data", "reset_at_documents", False, "2026-11-23, d827866"),
     NewerSetting("data", "val_path", None, "2026-11-27, 650946f"),
+    NewerSetting("data", "tokenizer", "bytes", "2026-11-28, ca59918"),
+    NewerSetting("data", "vocab_size", None, "2026-11-28, ca59918"),
     NewerSetting("model", "vocab_size", 256, "2026-11-23, 9d1eb09"),
     NewerSetting("optim", "matrix_precision", "auto", "2026-11-27, da53e07"),
     NewerSetting("optim", "warmup_share", None, "2026-11-27, b87bee8"),

@@ -14,6 +14,7 @@ from elman.config.run_config import RunConfig
 from elman.sections.parallel import ParallelConfig
 from elman.sections.solve import SolveConfig
 from elman.sections.tasks import TaskConfig
+from elman.sections.training import DataConfig
 
 GPUS_PER_JOB = "launcher.gpus_per_job"
 
@@ -41,6 +42,7 @@ def check_ranks(config: RunConfig, where: Where = Where.SETTINGS, ranks: int = 1
             raise UserError(_one_process(config.mode, where, ranks))
         return
     _check_task(config, ranks)
+    _check_streams(config, ranks)
     _check_parallel(config)
     if where is not Where.SETTINGS:
         check_rows(config.parallel, config.train.batch_size, ranks)
@@ -140,6 +142,17 @@ def _check_task(config: RunConfig, ranks: int) -> None:
         f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
         f"are small, and a part of a batch may have fewer answers than another; {instead}"
     )
+
+
+def _check_streams(config: RunConfig, ranks: int) -> None:
+    """Raise UserError if several ranks would have to know where each other's streams end."""
+    data = config.data
+    if ranks > 1 and config.train.tbptt and isinstance(data, DataConfig) and not data.has_bytes:
+        raise UserError(
+            f"train.tbptt=true: streams of data.tokenizer={data.tokenizer} end at different "
+            f"places, which {ranks} ranks do not tell each other; start one, or type "
+            "train.tbptt=false"
+        )
 
 
 def _check_parallel(config: RunConfig) -> None:

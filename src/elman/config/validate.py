@@ -31,7 +31,7 @@ from elman.sections.model import VOCAB_SIZE, ModelConfig
 from elman.sections.optim import OPTIMIZERS
 from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
-from elman.sections.training import TrainConfig
+from elman.sections.training import BPE, BYTES, DataConfig, TrainConfig
 from elman.sections.tune import TuneConfig
 
 _DATA: TypeAdapter[AnyData] = TypeAdapter(AnyData)
@@ -70,11 +70,33 @@ def _with_its_vocabulary(config: RunConfig, named: frozenset[str]) -> RunConfig:
     """Return the configuration with a model whose vocabulary is that of the data."""
     if "model.vocab_size" in named:
         raise UserError(VOCAB_SIZE_FOLLOWS)
-    task = config.data if isinstance(config.data, TaskConfig) else None
-    model = config.model.with_vocabulary(VOCAB_SIZE if task is None else task.vocabulary)
+    data = config.data
+    if isinstance(data, DataConfig):
+        data = _with_its_tokens(data, named)
+        size = data.vocab_size or VOCAB_SIZE
+    else:
+        size = data.vocabulary
+    model = config.model.with_vocabulary(size)
     if "model.expected_params" in named:
         model = model.model_copy(update={"expected_params": config.model.expected_params})
-    return config.model_copy(update={"model": model})
+    return config.model_copy(update={"model": model, "data": data})
+
+
+def _with_its_tokens(data: DataConfig, named: frozenset[str]) -> DataConfig:
+    """Return the group with the number of tokens, which a tokenizer of a file has."""
+    if data.tokenizer in (BYTES, BPE):
+        return data
+    if "data.vocab_size" in named:
+        raise UserError(
+            f"data.vocab_size={data.vocab_size}: follows data.tokenizer={data.tokenizer}; drop it"
+        )
+    # What a run has recorded holds without the file.
+    if data.vocab_size is not None:
+        return data
+    from elman.data.tokenizers.opening import named_tokenizer  # it may import a package
+
+    tokenizer = named_tokenizer(data.tokenizer)
+    return data.model_copy(update={"vocab_size": tokenizer.vocab_size})
 
 
 def validate_data(section: Mapping[str, Any]) -> AnyData:
@@ -130,12 +152,31 @@ def _check_combinations(config: RunConfig) -> None:
             "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
             "drop it"
         )
+    if (
+        isinstance(config.data, DataConfig)
+        and not config.data.has_bytes
+        and config.train.bytes is not None
+    ):
+        raise UserError(
+            f"train.bytes={config.train.bytes}: a step learns from a fixed number of tokens, whose "
+            f"bytes vary; with data.tokenizer={config.data.tokenizer} type train.steps=<number>"
+        )
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
     # The settings of a resumed run are known only once its folder is read.
     if config.train.resume is None:
         check_ranks(config)
+
+
+def _check_budget_of_tokens(config: RunConfig) -> None:
+    """Raise UserError on a budget of bytes where a step has a fixed number of tokens."""
+    data, size = config.data, config.train.bytes
+    if isinstance(data, DataConfig) and not data.has_bytes and size is not None:
+        raise UserError(
+            f"train.bytes={size}: a step learns from a fixed number of tokens, whose bytes vary; "
+            f"with data.tokenizer={data.tokenizer} type train.steps=<number>"
+        )
 
 
 def _check_task(task: TaskConfig, train: TrainConfig) -> None:

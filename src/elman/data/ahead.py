@@ -6,8 +6,14 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from elman.base.closing import Closing
 from elman.data.files import Bytes
+
+Rows = Bytes | npt.NDArray[np.int32]
+"""Bytes, or tokens of another kind."""
 
 
 class AheadBatches(Closing):
@@ -17,16 +23,18 @@ class AheadBatches(Closing):
         kind: What the rows are; a state of one kind does not load into another.
         restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
             must be reset before it.
+        token_lengths: How many bytes each token stands for; None if a token is a byte.
     """
 
     kind: ClassVar[str]
 
     def __init__(self) -> None:
         self.restarted = True
+        self.token_lengths: npt.NDArray[np.int64] | None = None
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-data")
 
     @abstractmethod
-    def next(self) -> Bytes:
+    def next(self) -> Rows:
         """Return the next batch."""
 
     @abstractmethod

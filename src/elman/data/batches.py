@@ -1,271 +1,31 @@
-"""A run's data, split for training and validation, and its training batches.
+"""The training batches of a run.
 
 NumPy only; no torch. The same seed gives the same order of data whatever the model.
 
-Shapes: B rows, b rows (at most B), T predicted bytes in a row (``chunk_size``). A row has T + 1
-bytes, so that every predicted byte has its predecessor in the row.
+Shapes: B rows, b rows (at most B), T predicted tokens in a row (``chunk_size``). A row has T + 1
+tokens, so that every predicted one has its predecessor in the row. A token is a byte unless the
+data has a tokenizer.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from elman.base.closing import Closing
 from elman.base.errors import UserError
-from elman.data.ahead import AheadBatches
-from elman.data.apart import HeldApart
-from elman.data.choosing import Chosen, chosen_line, chosen_to_hold_out, chosen_to_train
-from elman.data.corpus import default_corpus
-from elman.data.files import Bytes, ByteSource, Offsets
-from elman.data.opening import open_files, open_unpacked
-from elman.data.packing import LISTED
-from elman.data.planning import SourceFile
+from elman.data.ahead import AheadBatches, Rows
+from elman.data.files import Offsets
 from elman.data.tasks.batches import TaskBatches, TaskData
-from elman.sections.data import AnyData
-from elman.sections.tasks import TaskConfig
-from elman.sections.training import DataConfig, TrainConfig
-
-VAL_PERCENT = 5
-VAL_BYTES_LIMIT = 4 * 2**20
-_BLANKS, _BLANK_STEP = b"\0 \t\r\n\v\f", 2**20
-
-
-@dataclass(frozen=True)
-class Data(Closing):
-    """A source with a held-out tail: training reads [0, train_bytes), validation the rest.
-
-    The tail is the end of the text, or files of their own.
-
-    Args:
-        source: Both texts.
-        train_bytes: Length of the first one.
-        chosen: The files of a run, and what lies beside them.
-    """
-
-    source: ByteSource
-    train_bytes: int
-    chosen: Chosen = field(default_factory=lambda: Chosen(()))
-
-    @property
-    def val_bytes(self) -> int:
-        """Length of the held-out tail."""
-        return len(self.source) - self.train_bytes
-
-    def describe(self) -> dict[str, Any]:
-        """Return :meth:`ByteSource.describe` with ``train_bytes``, ``val_bytes`` and ``left``."""
-        split = {"train_bytes": self.train_bytes, "val_bytes": self.val_bytes}
-        left = [{"path": one.path, "why": one.why} for one in self.chosen.left[:LISTED]]
-        return self.source.describe() | split | {"left": left}
-
-    def identity(self) -> dict[str, str | int | None]:
-        """Return what identifies the data: file names may change; the bytes and split may not."""
-        described = self.describe()
-        return {key: described[key] for key in ("bytes", "sha256", "sample_sha256", "train_bytes")}
-
-    @property
-    def label(self) -> str:
-        """What to call it."""
-        return self.source.label
-
-    def close(self) -> None:
-        """Close the files. Close the batches that read them first."""
-        self.source.close()
-
-
-AnyRunData = Data | TaskData
-"""The data of a run: text, or a task."""
-
-
-def open_data(config: AnyData, chunk_size: int, announce: Callable[[str], None]) -> AnyRunData:
-    """Open the data of a run; text is split.
-
-    Args:
-        config: Group ``data``.
-        chunk_size: T. The training part must hold one row of T + 1 bytes, and the tail one
-            validation window plus one byte.
-        announce: Called with one line if the default data has to be built.
-
-    Raises:
-        UserError: a file cannot be used, or there is too little text for ``chunk_size``.
-    """
-    if isinstance(config, TaskConfig):
-        return TaskData(config)
-    return open_text(config, chunk_size, announce)
-
-
-def open_text(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
-    """Open text and split it; see :func:`open_data`."""
-    data = _opened(config, chunk_size, announce, open_files)
-    assert data is not None, "packed now"
-    return data
-
-
-def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
-    """Raise the errors of :func:`open_data` that can be found without packing.
-
-    Args:
-        config: Group ``data``, with a path.
-        chunk_size: T.
-        may_pack: Whether to pack unpacked data now; then everything is checked.
-
-    Raises:
-        UserError: as :func:`open_data`.
-    """
-    opened = open_files if may_pack else open_unpacked
-    data = _opened(config, chunk_size, lambda line: None, opened)
-    if data is not None:
-        data.close()
-
-
-def files_line(config: DataConfig) -> str:
-    """Say which files are read, if a glob or folder holds others, too; else return nothing.
-
-    Raises:
-        UserError: as :func:`open_data`.
-    """
-    return chosen_line(_chosen(config))
-
-
-def identity_without_packing(
-    config: AnyData, chunk_size: int, announce: Callable[[str], None]
-) -> dict[str, str | int | None] | None:
-    """Return what identifies the data as a run records it; None if it must be packed first.
-
-    Args:
-        config: Group ``data``.
-        chunk_size: T.
-        announce: Called with one line if the default data has to be built.
-
-    Raises:
-        UserError: as :func:`open_data`.
-    """
-    if isinstance(config, TaskConfig):
-        return TaskData(config).identity()
-    data = _opened(config, chunk_size, announce, open_unpacked)
-    if data is None:
-        return None
-    with data:
-        return data.identity()
-
-
-_Open = Callable[[Sequence[SourceFile], str, str], ByteSource | None]
-
-
-def _chosen(config: DataConfig) -> Chosen:
-    if config.path is not None:
-        return chosen_to_train(config.path, config.val_path, config.format, config.field)
-    if config.val_path is not None:
-        return chosen_to_hold_out(config.val_path, config.format, config.field)
-    return Chosen(())
-
-
-def _opened(
-    config: DataConfig, chunk_size: int, announce: Callable[[str], None], opened: _Open
-) -> Data | None:
-    """Return the data; None if ``opened`` returns None for a part of it."""
-    chosen, setting = _chosen(config), "data.path"
-    if chosen.held_out and config.val_bytes is not None:
-        raise UserError(
-            f"data.val_bytes={config.val_bytes}: not read, because whole files are held out "
-            f"({chosen_line(chosen)}); drop it"
-        )
-    train = (
-        opened(chosen.train, config.field, setting)
-        if config.path is not None
-        else ByteSource(default_corpus(announce))
-    )
-    if train is None:
-        return None
-    if config.path is not None:
-        _refuse_blank(train, config)
-    if not chosen.held_out:
-        return _divided(train, config, chunk_size, chosen)
-    setting = setting if config.val_path is None else "data.val_path"
-    try:
-        held_out = opened(chosen.held_out, config.field, setting)
-        if held_out is not None:
-            _check_apart(train, held_out, config, chunk_size)
-            return Data(HeldApart(train, held_out), len(train), chosen)
-    except BaseException:
-        train.close()
-        raise
-    train.close()
-    return None
-
-
-def _refuse_blank(source: ByteSource, config: DataConfig) -> None:
-    """Raise UserError if a text is nothing but blanks or zeros, as a failed download may be."""
-    if config.format == "raw":
-        return
-    for offset in range(0, len(source), _BLANK_STEP):
-        if source.read(offset, min(_BLANK_STEP, len(source) - offset)).tobytes().strip(_BLANKS):
-            return
-    where = f"{source.setting}={source.label}"
-    source.close()
-    raise UserError(
-        f"{where}: holds nothing but blanks or zeros; name files that hold text, or type "
-        f"data.format=raw to read their bytes as they are"
-    )
-
-
-def _check_apart(
-    train: ByteSource, held_out: ByteSource, config: DataConfig, chunk_size: int
-) -> None:
-    """Raise UserError if one of two texts is too short for its rows."""
-    for source, key, length in (
-        (train, "train.chunk_size", chunk_size),
-        (held_out, "data.val_window", config.val_window),
-    ):
-        if len(source) <= length:
-            use = "train on" if source is train else "validate on"
-            shorter = f"set {key}={len(source) - 1} or less, or " if len(source) > 1 else ""
-            raise UserError(
-                f"{source.setting}={source.label}: {len(source)} bytes to {use}, but "
-                f"{key}={length} needs at least {length + 1}; {shorter}name more text"
-            )
-
-
-def _divided(source: ByteSource, config: DataConfig, chunk_size: int, chosen: Chosen) -> Data:
-    try:
-        val_bytes = _held_out(source, config, chunk_size)
-    except BaseException:
-        source.close()
-        raise
-    return Data(source, len(source) - val_bytes, chosen)
-
-
-def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
-    """Return the length of the tail after checking it against the size of the text."""
-    row, window, size = chunk_size + 1, config.val_window + 1, len(source)
-    where = f"{source.setting}={source.label}: {size} bytes"
-    if size < row + window:
-        longest = size // 2 - 1
-        shorter = f"set both to {longest} or less, or " if longest > 0 else ""
-        raise UserError(
-            f"{where}, but train.chunk_size={chunk_size} and data.val_window={config.val_window} "
-            f"need at least {row + window} ({row} to train on, {window} held out); "
-            f"{shorter}name more text"
-        )
-    if config.val_bytes is None:
-        return min(max(window, min(size * VAL_PERCENT // 100, VAL_BYTES_LIMIT)), size - row)
-    if config.val_bytes < window:
-        raise UserError(
-            f"data.val_bytes={config.val_bytes}: shorter than one row of data.val_window="
-            f"{config.val_window}; set data.val_bytes={window} or more"
-        )
-    if config.val_bytes > size - row:
-        raise UserError(
-            f"{where}, and data.val_bytes={config.val_bytes} leaves "
-            f"{max(0, size - config.val_bytes)} to train on, but train.chunk_size={chunk_size} "
-            f"needs {row}; set data.val_bytes={size - row} or less, or name more text"
-        )
-    return config.val_bytes
+from elman.data.text import AnyRunData, Data
+from elman.data.token_windows import Cursor, TokenReader
+from elman.data.tokenizers.tokenizer import Ids
+from elman.sections.training import TrainConfig
 
 
 class Batches(AheadBatches):
@@ -291,23 +51,35 @@ class Batches(AheadBatches):
         super().__init__()
         self._rows = rows
         self._source = data.source
+        self._tokens = (
+            None
+            if data.tokenizer is None
+            else TokenReader(data.source, data.train_bytes, data.tokenizer)
+        )
         self._chunk_size = chunk_size
         self._batch_size = batch_size
+        if data.tokenizer is not None:
+            self.token_lengths = data.tokenizer.lengths
         self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._pending: Future[Bytes]
+        self._pending: Future[tuple[Rows, bool]]
 
-    def next(self) -> Bytes:
-        """Return the next batch: uint8 [b, T+1], a new array that belongs to the caller.
+    def next(self) -> Rows:
+        """Return the next batch: [b, T+1], a new array that belongs to the caller.
 
-        It has this rank's rows, all B without ranks.
+        It has this rank's rows, all B without ranks. Bytes are uint8, other tokens int32.
 
         Raises:
             UserError: a file became shorter than it was when opened.
         """
-        batch = self._pending.result()
-        self.restarted = self._pending_restarts
+        batch, self.restarted = self._pending.result()
         self._prepare()
         return batch
+
+    def close(self) -> None:
+        """See :class:`~.ahead.AheadBatches`."""
+        super().close()
+        if self._tokens is not None:
+            self._tokens.close()
 
     def state_dict(self) -> dict[str, Any]:
         """See :class:`~.ahead.AheadBatches`."""
@@ -320,11 +92,12 @@ class Batches(AheadBatches):
             UserError: the state is of the other kind of batches, or does not fit these streams.
         """
         if state["kind"] != self.kind:
-            was_tbptt = str(state["kind"] == StreamBatches.kind).lower()
+            was_tbptt = str(state["kind"] != RandomBatches.kind).lower()
             raise UserError(
                 f"train.tbptt: the run to resume read its data as {state['kind']}, not as "
                 f"{self.kind}; resume with train.tbptt={was_tbptt}"
             )
+        wait([self._pending])  # it may still move on in the data
         self._restore(state)
         self._generator.bit_generator.state = state["generator"]
         self._prepare()
@@ -333,13 +106,21 @@ class Batches(AheadBatches):
         """Draw the positions of the batch after this one and start to read it."""
         generator = dict(self._generator.bit_generator.state)
         self._state_before_pending = {"kind": self.kind, "generator": generator} | self._state()
-        offsets_b, self._pending_restarts = self._draw()
-        row = self._chunk_size + 1
-        self._pending = self._maker.submit(self._source.gather, offsets_b[self._rows], row)
+        self._pending = self._maker.submit(self._work())
 
-    @abstractmethod
+    def _work(self) -> Callable[[], tuple[Rows, bool]]:
+        """Draw positions; return what reads their rows."""
+        offsets_b, restarts = self._draw()
+        return partial(self._read, offsets_b[self._rows], restarts)
+
+    def _read(self, offsets_b: Offsets, restarts: bool) -> tuple[Rows, bool]:
+        """Return the rows at these positions, and whether they restart."""
+        reader = self._source if self._tokens is None else self._tokens
+        return reader.gather(offsets_b, self._chunk_size + 1), restarts
+
     def _draw(self) -> tuple[Offsets, bool]:
         """Return the offsets of the next rows, and whether they restart."""
+        raise NotImplementedError
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -354,7 +135,9 @@ class RandomBatches(Batches):
     """Rows at random positions, uniform over all positions where T + 1 training bytes fit.
 
     Rows are independent, and the separator between documents is a byte like any other
-    (lm-and-training specification, section 3).
+    (lm-and-training specification, section 3). Rows of other tokens begin at a safe cut behind such
+    a position, as :mod:`elman.data.token_windows` says, and have T + 1 tokens, whatever bytes these
+    need.
 
     Args:
         data: The run's data; rows stay inside its training part.
@@ -375,7 +158,7 @@ class RandomBatches(Batches):
         rows: slice = slice(None),
     ) -> None:
         super().__init__(data, batch_size, chunk_size, seed, rows)
-        self._n_starts = data.train_bytes - chunk_size
+        self._n_starts = data.train_bytes - (chunk_size if data.tokenizer is None else 0)
         assert self._n_starts > 0, "open_data makes sure that one row fits"
         self._prepare()
 
@@ -446,10 +229,7 @@ class StreamBatches(Batches):
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state["streams"] != self._batch_size:
-            raise UserError(
-                f"train.batch_size={self._batch_size}: the run to resume carries the states of "
-                f"{state['streams']} streams; resume with train.batch_size={state['streams']}"
-            )
+            raise UserError(_other_streams(self._batch_size, state["streams"]))
         if state["segment"] != self._segment:
             raise UserError(
                 f"{self._source.setting}={self._source.label}: streams of {self._segment} bytes, "
@@ -459,7 +239,86 @@ class StreamBatches(Batches):
         self._position = state["position"]
 
 
-AnyBatches = RandomBatches | StreamBatches | TaskBatches
+def _other_streams(now: int, before: int) -> str:
+    return (
+        f"train.batch_size={now}: the run to resume carries the states of {before} streams; resume "
+        f"with train.batch_size={before}"
+    )
+
+
+class TokenStreamBatches(Batches):
+    """The same streams of tokens: row i moves through segment i by T tokens per batch.
+
+    All rows start at the same random offset, as those of :class:`StreamBatches` do, but a stretch
+    of text has more tokens in one segment than in another. When the first row has come to the end
+    of its segment, all restart at a new random offset. A row goes on at the byte at which its last
+    prediction begins: with the tokens that it would have without a stop.
+
+    Args:
+        data: The run's data; streams stay inside its training part.
+        batch_size: B.
+        chunk_size: T.
+        seed: Seed of the starting offsets.
+
+    Raises:
+        UserError: the training part is too short for B segments of T + 1 tokens.
+    """
+
+    kind = "streams of tokens"
+
+    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+        super().__init__(data, batch_size, chunk_size, seed)
+        self._segment = data.train_bytes // batch_size
+        self._cursors: list[Cursor] = []
+        self._prepare()
+
+    def _work(self) -> Callable[[], tuple[Rows, bool]]:
+        return self._read_on
+
+    def _read_on(self) -> tuple[Rows, bool]:
+        """Return the next rows, and whether they restart."""
+        if self._cursors and (rows_bn := self._rows_behind(self._cursors)) is not None:
+            return rows_bn, False
+        places = max(self._segment // 10, 1)
+        for offset in (int(self._generator.integers(places)), 0):
+            bases = range(0, self._segment * self._batch_size, self._segment)
+            assert self._tokens is not None
+            starts = [Cursor(self._tokens.start(base + offset)) for base in bases]
+            if (rows_bn := self._rows_behind(starts)) is not None:
+                return rows_bn, True
+        raise UserError(
+            f"{self._source.setting}={self._source.label}: {self._batch_size} streams of "
+            f"{self._segment} bytes are too short for train.chunk_size={self._chunk_size} tokens; "
+            f"set a smaller train.batch_size or train.chunk_size, or name more text"
+        )
+
+    def _rows_behind(self, cursors: list[Cursor]) -> Ids | None:
+        """Return the rows behind these places and move on; None if one leaves its segment."""
+        after = [replace(cursor) for cursor in cursors]
+        assert self._tokens is not None
+        rows_bn = self._tokens.read(after, self._chunk_size + 1, overlap=1)
+        ends = range(self._segment, self._segment * (self._batch_size + 1), self._segment)
+        for before, cursor, end in zip(cursors, after, ends, strict=True):
+            if not before.position <= cursor.position < end:
+                return None
+        self._cursors = after
+        return rows_bn
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "positions": [cursor.position for cursor in self._cursors],
+            "skips": [cursor.skip for cursor in self._cursors],
+            "streams": self._batch_size,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["streams"] != self._batch_size:
+            raise UserError(_other_streams(self._batch_size, state["streams"]))
+        pairs = zip(state["positions"], state["skips"], strict=True)
+        self._cursors = [Cursor(position, skip) for position, skip in pairs]
+
+
+AnyBatches = RandomBatches | StreamBatches | TokenStreamBatches | TaskBatches
 """Training batches of text, or of a task."""
 
 
@@ -479,5 +338,10 @@ def open_batches(data: AnyRunData, train: TrainConfig, rows: slice = slice(None)
         whole = len(range(train.batch_size)[rows]) == train.batch_size
         assert whole, "check_ranks refuses a task on several ranks"
         return TaskBatches(data, *shape)
-    source = StreamBatches if train.tbptt else RandomBatches
-    return source(data, *shape, rows)
+    if not train.tbptt:
+        return RandomBatches(data, *shape, rows)
+    if data.tokenizer is None:
+        return StreamBatches(data, *shape, rows)
+    whole = len(range(train.batch_size)[rows]) == train.batch_size
+    assert whole, "check_ranks refuses streams of tokens on several ranks"
+    return TokenStreamBatches(data, *shape)

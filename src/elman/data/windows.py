@@ -1,20 +1,62 @@
 """The bytes to score: validation windows, and windows or chunks of any text.
 
-NumPy only; no torch.
+With a tokenizer the same bytes are scored: :func:`as_tokens` encodes the predicted bytes of each
+row, and the byte before them is a token of its own. So the bits of a row are those of the same
+bytes given the same byte, whatever the tokens are. NumPy only; no torch.
 
 Shapes: b rows, at most B; T predicted bytes in a row (``window``). A row has T + 1 bytes, so that
-every predicted byte has its predecessor in the row.
+every predicted byte has its predecessor in the row. n tokens of the longest row of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from elman.base.errors import UserError
-from elman.data.batches import Data
 from elman.data.files import Bytes, ByteSource, Offsets
+from elman.data.text import Data
+from elman.data.token_windows import pieces_of
+from elman.data.tokenizers.tokenizer import Ids, Tokenizer
+
+_READ_AHEAD = 2**18
+
+NO_TOKEN = -1
+"""Behind the tokens of a row that is shorter than the longest one of its batch."""
+
+
+class TokenRows(NamedTuple):
+    """Rows of tokens to score.
+
+    Args:
+        ids_bn: int32 [b, n]; every token of a row but the first is predicted.
+        n_bytes: How many bytes the predicted tokens stand for.
+    """
+
+    ids_bn: Ids
+    n_bytes: int
+
+
+def as_tokens(batches: Iterable[Bytes], tokenizer: Tokenizer | None) -> Iterator[Bytes | TokenRows]:
+    """Yield rows of bytes as tokens; as they are without a tokenizer.
+
+    Raises:
+        UserError: the tokenizer changes the text.
+    """
+    for rows in batches:
+        yield rows if tokenizer is None else _tokens_of(rows, tokenizer)
+
+
+def _tokens_of(rows: Bytes, tokenizer: Tokenizer) -> TokenRows:
+    encoded = tokenizer.encode_all([row[1:].tobytes() for row in rows])
+    longest = max(len(ids) for ids in encoded)
+    ids_bn = np.full((len(rows), 1 + longest), NO_TOKEN, dtype=np.int32)
+    ids_bn[:, 0] = tokenizer.ids_of_single_bytes(rows[:, 0].tobytes())
+    for row, ids in zip(ids_bn, encoded, strict=True):
+        row[1 : 1 + len(ids)] = ids
+    return TokenRows(ids_bn, rows[:, 1:].size)
 
 
 def validation_windows(data: Data, window: int, sample_bytes: int) -> Offsets:
@@ -91,6 +133,30 @@ def contiguous_chunks(
     end = targets if max_bytes is None else min(targets, max_bytes)
     chunks = ((start, min(chunk_size, end - start)) for start in range(0, end, chunk_size))
     return (source.read(start, length + 1)[None] for start, length in chunks)
+
+
+def contiguous_tokens(
+    source: ByteSource, chunk_size: int, tokenizer: Tokenizer, max_bytes: int | None = None
+) -> Iterator[TokenRows]:
+    """Yield one text in order, as :func:`contiguous_chunks` does, in chunks of T tokens.
+
+    It is encoded piece by piece, as :mod:`elman.data.token_windows` says. The first byte is a token
+    of its own, and the last token of a chunk is the first of the next one.
+
+    Raises:
+        UserError: as :func:`contiguous_chunks`, or the tokenizer changes the text.
+    """
+    targets = _targets(source)
+    end = 1 + (targets if max_bytes is None else min(targets, max_bytes))
+    ids_n, at = tokenizer.ids_of_single_bytes(source.read(0, 1).tobytes()), 1
+    while at < end or len(ids_n) > 1:
+        while len(ids_n) <= chunk_size and at < end:
+            text = source.read(at, min(_READ_AHEAD, end - at)).tobytes()
+            pieces = pieces_of(text, len(text), ended=at + len(text) == end)
+            at += sum(map(len, pieces))
+            ids_n = np.concatenate([ids_n, *tokenizer.encode_all(pieces)])
+        chunk_n, ids_n = ids_n[: chunk_size + 1], ids_n[chunk_size:]
+        yield TokenRows(chunk_n[None], tokenizer.count_bytes(chunk_n[1:]))
 
 
 def _targets(source: ByteSource) -> int:

@@ -1,6 +1,8 @@
-"""Generates text byte by byte from carried states, so that every byte costs the same.
+"""Generates text token by token from carried states, so that every token costs the same.
 
-Shape legend: b rows, t bytes of a prompt, v byte values, k bytes of a block.
+A token is a byte unless the model has a tokenizer.
+
+Shape legend: b rows, t tokens of a prompt, v tokens of the vocabulary, k tokens of a block.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,16 +23,18 @@ from elman.kernels.graphs import CudaGraphs, Graphs
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
 from elman.ops.decode import reference
-from elman.ops.decode.draw import draw_into
+from elman.ops.decode.draw import MOST_VALUES, draw_into
 from elman.ops.linear import KeptCopies
 from elman.sections.training import SEPARATOR
 
 # A text without a prompt starts from the separator between documents.
 START = SEPARATOR
-# Bytes between two reads from the device: at 4,000 bytes/s a reader sees 60 pieces a second.
+# Tokens between two reads from the device: at 4,000 bytes/s a reader sees 60 pieces a second.
 BLOCK = 64
 # Steps before a recording; after them states have their final layout and kernels are built.
 _EAGER_STEPS = 2
+# What is left of a text is written in blocks of so many tokens that few are too many.
+_BYTES_OF_TOKEN = 4
 
 States = list[State]
 
@@ -57,7 +62,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 42,
 ) -> Iterator[int]:
-    """Yield ``max_bytes`` bytes that continue ``prompt``.
+    """Yield ``max_bytes`` bytes that continue ``prompt``; of tokens, up to the end of the last.
 
     Args:
         model: A model in evaluation mode.
@@ -131,7 +136,7 @@ class Writer:
         """
         if not prompts or not all(prompts):
             raise ValueError("prompts: expected at least one, each of at least 1 byte")
-        rows = [torch.tensor([list(prompt)], device=self._device) for prompt in prompts]
+        rows = [torch.tensor([self._ids(prompt)], device=self._device) for prompt in prompts]
         before: dict[int, States | None] = {}
         if self._last_b1 is not None:
             if len(prompts) != len(self._last_b1):
@@ -157,6 +162,10 @@ class Writer:
             after: States = self._model(tokens_bt, states)[1]
         return after
 
+    def _ids(self, prompt: bytes) -> list[int]:
+        tokenizer = self._model.tokenizer
+        return list(prompt) if tokenizer is None else tokenizer.encode(prompt).tolist()
+
     def state(self) -> tuple[list[Rows], Tensor, int]:
         """Return the states before the last byte, that byte [b, 1], and the bytes drawn so far."""
         assert self._last_b1 is not None, "nothing was read"
@@ -173,6 +182,8 @@ class Writer:
     def write(self, max_bytes: int) -> Iterator[list[bytes]]:
         """Yield pieces of text, one for each row, until every row has ``max_bytes`` more bytes.
 
+        Texts of tokens end with a whole token, and some of several become longer.
+
         Raises:
             UserError: a CUDA graph was requested, and the step cannot be captured as one.
         """
@@ -181,20 +192,24 @@ class Writer:
             (part.rows, self._steps(part, self._last_b1[list(part.rows)])) for part in self._parts
         ]
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
-        done = 0
+        done = steps_done = 0
+        each_token = 1 if self._model.tokenizer is None else _BYTES_OF_TOKEN
+        texts = np.zeros(len(self._last_b1), dtype=np.int64)
         with _casts_kept():
             while done < max_bytes:
-                size = min(BLOCK, max_bytes - done)
-                if wanted and done == 0:
+                size = min(BLOCK, max(1, (max_bytes - done) // each_token))
+                if wanted and steps_done == 0:
                     size = min(size, _EAGER_STEPS)
                 with self._autocast(), self._weights.read():
-                    if wanted and done == _EAGER_STEPS:
+                    if wanted and steps_done == _EAGER_STEPS:
                         for _, steps in each:
                             self._record(steps)
                         self.replayed = all(steps.replayed for _, steps in each)
                     pieces = self._block(each, self._uniform(size))
                 yield pieces
-                done += size
+                steps_done += size
+                texts += [len(piece) for piece in pieces]
+                done = int(texts.min())
 
     def _steps(self, part: Rows, last_b1: Tensor) -> _Steps:
         return _Steps(self._model, self._sampling, part.states, last_b1, kernels=self._kernels)
@@ -309,6 +324,7 @@ class _Steps:
         self._model, self._sampling, self._kernels = model, sampling, kernels
         self.states, self.last_b1 = states, last_b1.clone()
         rows, device = len(last_b1), last_b1.device
+        self._decode = bytes if model.tokenizer is None else model.tokenizer.decode
         self._uniform_kb = torch.zeros(BLOCK, rows, device=device)
         self._bytes_kb = torch.zeros(BLOCK, rows, dtype=torch.long, device=device)
         self._place_1 = torch.zeros(1, dtype=torch.long, device=device)
@@ -331,7 +347,7 @@ class _Steps:
             self._place_1.zero_()
             for _ in range(size):
                 (self._replay_one or self._once)()
-        return [bytes(row) for row in self._bytes_kb[:size].T.tolist()]
+        return [self._decode(row) for row in self._bytes_kb[:size].T.tolist()]
 
     def _once(self) -> None:
         """Take one eager step; the states are new tensors."""
@@ -372,7 +388,7 @@ class _Steps:
     def _draw(self, logits_bv: Tensor) -> None:
         """Draw the next byte of every text."""
         how = asdict(self._sampling)
-        if self._kernels:
+        if self._kernels and logits_bv.shape[1] <= MOST_VALUES:
             places = self._uniform_kb, self._place_1, self.last_b1, self._bytes_kb
             draw_into(logits_bv, *places, **how)
             return

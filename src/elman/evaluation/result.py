@@ -111,6 +111,11 @@ class DataRead(Part):
     reset_at_documents: bool = fact(
         "states were zeroed where a document starts (data.reset_at_documents)", default=False
     )
+    tokenizer: dict[str, Any] | None = fact(
+        "what makes tokens of the bytes (data.tokenizer): its name, its number of tokens, the hash "
+        "of its definition, and bytes_per_token in the first MiB of the training text; null if a "
+        "token is a byte"
+    )
     chance: Number = number(
         "of a task: share of right answers of the best blind guess on rows of the trained length: "
         "always the same answer, or the most frequent one at each position, or after each present "
@@ -194,7 +199,9 @@ class RunResult(Part):
     )
     steps: Whole = number("optimizer steps whose update was applied")
     tokens: Whole = number(
-        "predicted bytes in those steps, over all ranks; of a task: positions read", "bytes"
+        "predicted bytes in those steps, over all ranks; with data.tokenizer: predicted tokens; of "
+        "a task: positions read",
+        "bytes",
     )
     flops: Number = number(
         "flops_per_byte times tokens; null if the operations of the cell cannot be counted", "FLOP"
@@ -215,17 +222,23 @@ class RunResult(Part):
     )
     loss: Number = number(
         f"mean nats per predicted byte over the last {LOSS_WINDOW} optimizer steps "
-        "(over loss_steps of them if the run was shorter); of a task: nats per answer",
+        "(over loss_steps of them if the run was shorter); with data.tokenizer: nats per predicted "
+        "token, which reports show per byte; of a task: nats per answer",
         "nats",
     )
     loss_steps: Whole = fact("optimizer steps in the mean of loss and bpb")
     bpb: Number = number(
-        "loss / ln 2: bits per predicted byte, training data; of a task: bits per answer", "bits"
+        "loss / ln 2: bits per predicted byte, training data; with data.tokenizer also divided by "
+        "the bytes of a token, mean over what this rank predicted in the session; of a task: bits "
+        "per answer",
+        "bits",
     )
     val_bpb: Number = number(
         "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
         "evenly spaced fixed windows of data.val_window bytes, each from zero state; with "
-        "data.reset_at_documents also zero after each byte 0x1e; of a task: bits per answer on "
+        "data.reset_at_documents also zero after each byte 0x1e; with data.tokenizer: the nats of "
+        "the tokens of the same bytes, given the byte before them as a token of its own, over "
+        "ln 2 and their number of bytes; of a task: bits per answer on "
         "data.val_rows fixed rows of the trained length, with val_tokens answers",
         "bits",
     )
@@ -249,7 +262,8 @@ class RunResult(Part):
     )
     tok_s: Number = number(
         "predicted bytes per second of training time after the first 10 steps of each session "
-        "(after the first step in a run of fewer than 20), without validation and checkpoints",
+        "(after the first step in a run of fewer than 20), without validation and checkpoints; "
+        "with data.tokenizer: predicted tokens, which reports show in bytes",
         "bytes/s",
     )
     peak_memory_bytes: Number = number(

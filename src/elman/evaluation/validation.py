@@ -9,14 +9,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from elman.data.ahead import Rows
+from elman.data.tokenizers.tokenizer import Ids
+from elman.data.windows import NO_TOKEN, TokenRows
 from elman.evaluation.metrics import bits_per_byte
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
+from elman.ops.common.precision import wide_dtype
 
 Stoppable = Callable[[], contextlib.AbstractContextManager[None]]
+Scored = NDArray[np.uint8] | TokenRows
+"""Rows to score: bytes [b, t+1], or other tokens."""
 Progress = Callable[[int], None]
 """Called with how much was predicted so far."""
+
+LOGITS_LIMIT = 2**26
+"""Most logits at a time in scoring tokens: 256 MiB in fp32."""
 
 
 def silent(predicted: int) -> None:
@@ -34,8 +44,8 @@ def uses_bf16(device: torch.device, precision: str) -> bool:
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
 
-def to_device(rows: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """Return a batch of bytes on ``device`` without waiting for the copy."""
+def to_device(rows: Rows, device: torch.device) -> Tensor:
+    """Return a batch on ``device`` without waiting for the copy."""
     tokens = torch.from_numpy(rows)
     if device.type == "cuda":
         return tokens.pin_memory().to(device, non_blocking=True)
@@ -44,7 +54,7 @@ def to_device(rows: NDArray[np.uint8], device: torch.device) -> Tensor:
 
 def score(
     model: LanguageModel,
-    batches: Iterable[NDArray[np.uint8]],
+    batches: Iterable[Scored],
     device: torch.device,
     precision: str,
     progress: Progress = silent,
@@ -62,7 +72,7 @@ def score(
 
 def score_in_order(
     model: LanguageModel,
-    chunks: Iterable[NDArray[np.uint8]],
+    chunks: Iterable[Scored],
     device: torch.device,
     precision: str,
     progress: Progress = silent,
@@ -74,7 +84,7 @@ def score_in_order(
 @torch.no_grad()
 def _score(
     model: LanguageModel,
-    batches: Iterable[NDArray[np.uint8]],
+    batches: Iterable[Scored],
     device: torch.device,
     precision: str,
     progress: Progress,
@@ -91,7 +101,7 @@ def _score(
 @torch.no_grad()
 def nats_of_batches(
     model: LanguageModel,
-    batches: Iterable[NDArray[np.uint8]],
+    batches: Iterable[Scored],
     device: torch.device,
     precision: str,
     progress: Callable[[int], None] = lambda predicted: None,
@@ -103,7 +113,7 @@ def nats_of_batches(
 
 def _nats(
     model: LanguageModel,
-    batches: Iterable[NDArray[np.uint8]],
+    batches: Iterable[Scored],
     device: torch.device,
     precision: str,
     progress: Callable[[int], None],
@@ -116,13 +126,40 @@ def _nats(
     states: list[State] | None = None
     try:
         for rows in batches:
-            tokens = to_device(rows, device)
             with autocast(device, precision), stoppable():
-                loss, carried = model.loss(tokens, states)
+                if isinstance(rows, TokenRows):
+                    nats, carried = _nats_of_tokens(model, rows.ids_bn, states, device)
+                    count = rows.n_bytes
+                else:
+                    loss, carried = model.loss(to_device(rows, device), states)
+                    count = rows.shape[0] * (rows.shape[1] - 1)
+                    nats = loss.double() * count
             states = carried if carry else None
-            count = rows.shape[0] * (rows.shape[1] - 1)
             predicted += count
-            yield float(loss.double().cpu() * count), count
+            yield float(nats.cpu()), count
             progress(predicted)
     finally:
         model.train(was_training)
+
+
+def _nats_of_tokens(
+    model: LanguageModel, ids_bn: Ids, states: list[State] | None, device: torch.device
+) -> tuple[Tensor, list[State]]:
+    """Return the summed nats of the predicted tokens, in fp64, and the states behind them.
+
+    Logits of a large vocabulary take much memory, so that rows pass in parts of the time, each
+    from the states of the part before. A row that has ended passes tokens that do not count.
+    """
+    ids_bt1 = to_device(ids_bn, device).long()
+    inputs_bt, targets_bt = ids_bt1[:, :-1].clamp(min=0), ids_bt1[:, 1:]
+    part = max(1, LOGITS_LIMIT // (len(ids_bn) * model.embedding.shape[0]))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    carried: list[State] = states or []
+    for inputs, targets in zip(inputs_bt.split(part, 1), targets_bt.split(part, 1), strict=True):
+        logits_btv, carried = model(inputs, carried or None)
+        wide = logits_btv.to(wide_dtype(logits_btv.dtype)).flatten(0, 1)
+        nats_n = functional.cross_entropy(
+            wide, targets.flatten(), ignore_index=NO_TOKEN, reduction="none"
+        )
+        total += nats_n.double().sum()
+    return total, carried

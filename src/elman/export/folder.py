@@ -26,10 +26,14 @@ from elman.base.utf8_path import in_utf8
 from elman.base.whole_file import put_json, put_text, usual_permissions, whole_folder
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate_model
+from elman.data.text import reset_token
+from elman.data.tokenizers.opening import tokenizer_of_definition
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.export import files
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.sections.model import ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
+from elman.sections.training import SEPARATOR
 
 # The module of ElmanForCausalLM that holds the language model.
 _PREFIX = "model."
@@ -48,6 +52,22 @@ class ExportedModel:
     path: Path
     model: ModelConfig
     reset_after: int | None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return its tokenizer; None if its tokens are bytes.
+
+        Raises:
+            UserError: its file cannot be read, or its package is missing.
+        """
+        if self.model.vocab_size == VOCAB_SIZE:
+            return None
+        file = self.path / TOKENIZER
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = first_line(error)
+            raise UserError(f"{file}: cannot be read ({reason}); export it again") from None
+        return tokenizer_of_definition(text, TOKENIZER, str(file))
 
     def load_weights(self, model: nn.Module) -> None:
         """Copy the weights into ``model``.
@@ -104,7 +124,11 @@ def build_exported(section: Mapping[str, Any], backend: str, device: str) -> Lan
 
 
 def write_exported(
-    to: Path, config: RunConfig, weights: Mapping[str, Tensor], card: str
+    to: Path,
+    config: RunConfig,
+    weights: Mapping[str, Tensor],
+    card: str,
+    tokenizer: Tokenizer | None = None,
 ) -> list[Path]:
     """Write the folder of a model, whole or not at all, and return its files.
 
@@ -113,17 +137,25 @@ def write_exported(
         config: The configuration of its run.
         weights: Its state dict, on the CPU.
         card: The model card.
+        tokenizer: Its tokenizer, made of a ``tokenizer.json``; None if its tokens are bytes.
 
     Raises:
         UserError: it cannot be written.
     """
+    reset_after, separator = reset_token(config.data, tokenizer), SEPARATOR[0]
+    tokens = files.tokenizer()
+    if tokenizer is not None:
+        tokens, separator = (
+            files.tokenizer_with_documents(tokenizer.definition),
+            tokenizer.separator,
+        )
     small = {
         EXPORT_CONFIG: files.config_json(
-            config.model, flatten(config)["model"], config.data.reset_after
+            config.model, flatten(config)["model"], reset_after, separator
         ),
-        GENERATION: files.generation_config(),
-        TOKENIZER: files.tokenizer(),
-        TOKENIZER_CONFIG: files.tokenizer_config(),
+        GENERATION: files.generation_config(separator),
+        TOKENIZER: tokens,
+        TOKENIZER_CONFIG: files.tokenizer_config(names=tokenizer is None),
     }
     tensors = {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in weights.items()}
     try:

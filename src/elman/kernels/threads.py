@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from elman.base.cpus import usable_cpus
+
 _CGROUP = Path("/sys/fs/cgroup")
 _VARIABLES = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
@@ -32,15 +34,8 @@ def cpu_share() -> int:
     It is the smallest of these numbers: the CPUs that it may run on (affinity), the quota of its
     container or job (cgroup versions 2 and 1, rounded up), OMP_NUM_THREADS and OMP_THREAD_LIMIT.
     """
-    limits = [_affinity(), *_quotas(), *_from_environment()]
+    limits = [len(usable_cpus()), *_quotas(), *_from_environment()]
     return max(1, min(limits))
-
-
-def _affinity() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
 
 
 def _from_environment() -> list[int]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.models import wavefront
 from elman.models.blocks import init
 from elman.models.blocks.mlp import SwiGLU
@@ -65,6 +66,7 @@ class LanguageModel(nn.Module):
         time_parts: Parts of the time that pass through the layers side by side, in a pass with
             gradients; see :mod:`elman.models.wavefront`.
         reset_after: As the argument.
+        tokenizer: Encodes text for it; None if its tokens are bytes, or nobody said.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.wrapper = wrapper
         self.reset_after = reset_after
+        self.tokenizer: Tokenizer | None = None
         self.activation_checkpointing = False
         self.checks_ids = True
         self.casts_at_once = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -12,18 +13,20 @@ from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_text
 from elman.data.choosing import chosen_line, chosen_to_score
 from elman.data.opening import open_files
+from elman.data.text import open_text
 from elman.data.windows import (
+    as_tokens,
     contiguous_chunks,
+    contiguous_tokens,
     scoring_batches,
     validation_batches,
     validation_windows,
 )
 from elman.devices.environment import choose_device
 from elman.evaluation.result import DEFINITIONS
-from elman.evaluation.validation import score, score_in_order
+from elman.evaluation.validation import Scored, score, score_in_order
 from elman.models.language_model import LanguageModel
 from elman.modes.task_answers import print_answers
 from elman.report.summary import measures_table
@@ -73,6 +76,8 @@ def run(job: PreparedRun) -> ExitStatus:
     table = measures_table()
     table.add("bits per byte", f"{bpb:.4f}", meaning)
     table.add("bytes predicted", f"{predicted:,}", "")
+    if model.tokenizer is not None:
+        table.add("tokenizer", model.tokenizer.name, f"{model.tokenizer.vocab_size:,} tokens")
     table.add("checkpoint", f"step {checkpoint.step:,}", str(checkpoint.path))
     table.add("model", trained.model.name, f"{model.num_params():,} parameters")
     table.print(console)
@@ -93,13 +98,14 @@ def _held_out(
     train, held_out = trained.train, trained.data
     assert isinstance(held_out, DataConfig)
     rows = settings.batch_size or train.batch_size
-    with open_text(held_out, train.chunk_size, console.print) as data:
+    with open_text(held_out, train.chunk_size, console.print, model.tokenizer) as data:
         windows = validation_windows(data, held_out.val_window, held_out.val_sample)
         batches = validation_batches(data, held_out.val_window, held_out.val_sample, rows)
         total = len(windows) * held_out.val_window
+        scored = as_tokens(batches, model.tokenizer)
         with ProgressBar("scoring", console, quiet=WAIT_SECONDS) as bar:
             show = partial(bar.show, total=total)
-            bpb, predicted = score(model, batches, device, train.precision, show)
+            bpb, predicted = score(model, scored, device, train.precision, show)
     return bpb, predicted, DEFINITIONS["val_bpb"]
 
 
@@ -123,12 +129,16 @@ def _file(
         with ProgressBar("scoring", console, quiet=WAIT_SECONDS) as bar:
             show = partial(bar.show, total=total)
             if settings.carry_state:
-                chunks = contiguous_chunks(source, train.chunk_size, limit)
+                chunks: Iterable[Scored]
+                if model.tokenizer is None:
+                    chunks = contiguous_chunks(source, train.chunk_size, limit)
+                else:
+                    chunks = contiguous_tokens(source, train.chunk_size, model.tokenizer, limit)
                 bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
                 meaning = f"{source.label} in order, state carried throughout"
                 return bpb, predicted, meaning + _with_resets(trained)
             window = trained.data.val_window
-            batches = scoring_batches(source, window, rows, limit)
+            batches = as_tokens(scoring_batches(source, window, rows, limit), model.tokenizer)
             bpb, predicted = score(model, batches, device, train.precision, show)
     meaning = f"{source.label} in windows of {window}, each from zero state"
     return bpb, predicted, meaning + _with_resets(trained)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
-from elman.base.run_files import CHECKPOINTS
+from elman.base.run_files import CHECKPOINTS, TOKENIZER
 from elman.base.units import size_text
 from elman.config.run_config import RunConfig
 from elman.evaluation.result import RunResult
@@ -34,6 +34,12 @@ def run(job: PreparedRun) -> ExitStatus:
     config = saved_config(checkpoint)
     _refuse_what_stays(config, settings.checkpoint)
     model = load(checkpoint.path)
+    if model.tokenizer is not None and model.tokenizer.kind != TOKENIZER:
+        raise UserError(
+            f"export.checkpoint={settings.checkpoint}: its tokens are those of "
+            f"{model.tokenizer.kind}, which transformers does not read; use elman.load, or train "
+            f"with the same tokens as a {TOKENIZER}"
+        )
     card = model_card(
         config,
         _result_of(checkpoint.path.resolve()),
@@ -41,7 +47,7 @@ def run(job: PreparedRun) -> ExitStatus:
         val_bpb=checkpoint.val_bpb,
         params=model.num_params(),
     )
-    written = write_exported(to, config, model.state_dict(), card)
+    written = write_exported(to, config, model.state_dict(), card, model.tokenizer)
     size = size_text(sum(path.stat().st_size for path in written))
     print(f"{settings.to}: {', '.join(path.name for path in written)} ({size})")
     print(f"AutoModelForCausalLM.from_pretrained({settings.to!r}, trust_remote_code=True)")

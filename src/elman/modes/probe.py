@@ -17,10 +17,10 @@ from elman.base.live_line import PLAIN_SECONDS, ProgressBar
 from elman.base.typed_in import shortest
 from elman.base.whole_file import put_json
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_text
 from elman.data.choosing import chosen_line, chosen_to_score
 from elman.data.files import ByteSource
 from elman.data.opening import open_files
+from elman.data.text import open_text
 from elman.devices.environment import choose_device, device_name, revision
 from elman.evaluation.validation import uses_bf16
 from elman.models.backends import resolve_backend
@@ -95,6 +95,12 @@ def _opened(
         raise UserError(
             f"probe.checkpoint={settings.checkpoint}: learned a task, whose symbols are no text; "
             "name a run that learned text"
+        )
+    if not trained.data.has_bytes:
+        raise UserError(
+            f"probe.checkpoint={settings.checkpoint}: its tokens are data.tokenizer="
+            f"{trained.data.tokenizer}, and a probe reads byte by byte; name a run of "
+            "data.tokenizer=bytes"
         )
     usual = _LENGTH[device.type]
     if settings.path is None:

@@ -26,7 +26,7 @@ from elman.base.signals import Interruption, interruptible
 from elman.base.whole_file import keep_room
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
-from elman.data.batches import open_data
+from elman.data.text import AnyRunData, open_data
 from elman.devices.environment import choose_device
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
@@ -55,7 +55,7 @@ from elman.runs.resume import refuse_edited, refuse_without_checkpoints
 from elman.runs.state import read_run_result
 from elman.sections.training import TrainConfig
 from elman.training.assembly import new_model, new_state
-from elman.training.checkpoints.loading import saved_config
+from elman.training.checkpoints.loading import saved_config, saved_tokenizer
 from elman.training.checkpoints.store import Checkpoint, CheckpointStore, DamagedError
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
@@ -117,7 +117,7 @@ class _Session:
         def in_folder(folder: Path, team: Team) -> ExitStatus:
             # Only the ranks that rank 0 leads are in a folder that is locked already.
             lock = RunLock(folder) if job.place.leads else nullcontext()
-            with lock, open_data(config.data, config.train.chunk_size, self._display.say) as data:
+            with lock, self._opened(folder) as data:
                 self._setup = TrainingSetup(
                     config, folder, data, device, backend, graph, team, division
                 )
@@ -128,6 +128,17 @@ class _Session:
             return in_team(job, device, in_folder)
         assert job.folder is not None, "training always has a run folder"
         return in_folder(job.folder, ALONE)
+
+    def _opened(self, folder: Path) -> AnyRunData:
+        """Open the data, for an earlier run with the tokenizer that it began with."""
+        config, tokenizer = self._config, None
+        if config.train.resume is not None:
+            try:
+                newest = CheckpointStore(folder / run_files.CHECKPOINTS, 1, "").newest()
+                tokenizer = None if newest is None else saved_tokenizer(newest, config)
+            except DamagedError as error:
+                raise error.in_resume(Path(config.train.resume)) from None
+        return open_data(config.data, config.train.chunk_size, self._display.say, tokenizer)
 
     def _with_data(self) -> ExitStatus:
         """Train and report, and then let go of what receives the numbers elsewhere.
@@ -212,6 +223,7 @@ class _Session:
             self._config.train.keep_checkpoints,
             config_text(self._config),
             self._display.say,
+            None if setup.data.tokenizer is None else setup.data.tokenizer.definition,
         )
         trainer = self._new_trainer(store, interruption)
         # A worker process ends only when no thread makes rows any more.
@@ -228,7 +240,7 @@ class _Session:
             team=setup.team,
             shard=setup.cut,
         )
-        again = partial(new_model, config, setup.device)
+        again = partial(new_model, config, setup.device, setup.data.tokenizer)
         arguments = (again, store, self._display, interruption)
         return Trainer(config, setup.folder, state, setup.data, *arguments)
 

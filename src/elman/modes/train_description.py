@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import Any
 
 from elman.base.exit_status import RunStatus
 from elman.base.phases import Phases
 from elman.base.units import MEMORY
-from elman.data.batches import AnyRunData
 from elman.data.choosing import chosen_line
 from elman.data.tasks.batches import TaskData
 from elman.data.tasks.blind import chance
+from elman.data.text import AnyRunData
+from elman.data.token_windows import encoding_threads
 from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
 from elman.distributed.team import Joined
@@ -89,7 +91,18 @@ def _told_data(setup: TrainingSetup) -> str:
     zeroed = "; state zeroed after each 0x1e" if config.data.reset_at_documents else ""
     apart = f", {data.val_bytes:,} bytes held out" if data.chosen.held_out else ""
     read = data.train_bytes if apart else source["bytes"]
-    return f"{read:,} bytes of {data.label}{where}{apart}{zeroed}"
+    return f"{read:,} bytes of {data.label}{where}{apart}{zeroed}{_told_tokens(source)}"
+
+
+def _told_tokens(source: dict[str, Any]) -> str:
+    """Say what the tokens are, if they are no bytes."""
+    if (found := source.get("tokenizer")) is None:
+        return ""
+    threads = encoding_threads()
+    return (
+        f"; {found['vocab_size']:,} tokens of {found['name']}, {found['bytes_per_token']:.2f} "
+        f"bytes each, encoded by {threads} thread{'s' if threads > 1 else ''}"
+    )
 
 
 def _told_files(data: AnyRunData) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData
+from elman.data.text import AnyRunData
 from elman.distributed.division import Division
 from elman.distributed.team import Joined, Team
 from elman.evaluation.validation import uses_bf16

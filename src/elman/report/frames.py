@@ -240,9 +240,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _result(run: Run) -> Facts | None:
-    if run.result is None:
+    if run.recorded is None:
         return None
-    values = _of_result(run.result)
+    values = _of_result(run.recorded)
     return Facts(values, _known(values))
 
 
@@ -284,7 +284,7 @@ def _of_runs(runs: Sequence[Run], tuned: Tuned | None) -> Columns:
     names = _OF_A_JOB | (_OF_A_TUNED_JOB if tuned else {})
     swept = dict.fromkeys(key for run in runs for key in _swept(run))
     rows = [
-        _job(run) | _swept(run) | (_compared(run.result) if run.result is not None else {})
+        _job(run) | _swept(run) | (_compared(run.recorded) if run.recorded is not None else {})
         for run in runs
     ]
     # A sweep without any result has the same columns.

@@ -45,7 +45,7 @@ class Metrics:
     window_seconds: Floats
     validation_steps: Floats
     validation_bpb: Floats
-    sessions: tuple[tuple[int, int], ...] = ()
+    sessions: tuple[tuple[int, float], ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 

@@ -40,6 +40,9 @@ def print_summary(console: Console, folder: Path, result: RunResult) -> None:
         _print_next(console, place, status, learned_text=result.data.task is None)
 
 
+_OF_TOKENS = ("token", "tokens predicted")
+
+
 def measures_table() -> TerminalTable:
     """Return an empty table of numbers, each with its name and meaning."""
     return TerminalTable([*names("measure"), *numbers("value"), text("meaning")])
@@ -59,16 +62,17 @@ def _print_next(console: Console, place: str, status: str, *, learned_text: bool
 def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     seconds, task = result.seconds, result.data.task
     what, unit = ("answer", "positions read") if task else ("byte", "bytes predicted")
+    learned, predicted = (what, unit) if result.data.tokenizer is None else _OF_TOKENS
     paused = f"{duration(seconds.validation or 0.0)} validating"
     paused += f", {duration(seconds.checkpoint or 0.0)} saving"
     if seconds.first_step is not None:
         paused += f", {duration(_before(seconds))} before the first step"
     rows = [
         ("parameters", f"{result.params:,}", _computed_by(result)),
-        ("steps", f"{result.steps:,}", f"{result.tokens:,} {unit}"),
+        ("steps", f"{result.steps:,}", f"{result.tokens:,} {predicted}"),
         *_measured(result),
         ("time", duration(seconds.train or 0.0), f"training; besides {paused}"),
-        ("loss", _number(result.loss), f"nats per {what}, last {result.loss_steps} steps"),
+        ("loss", _number(result.loss), f"nats per {learned}, last {result.loss_steps} steps"),
         ("bpb", _number(result.bpb), f"bits per {what}, the same steps"),
     ]
     if result.val_bpb is not None:
@@ -84,7 +88,7 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
         (
             "tok/s",
             f"{rate:,.0f}" if rate else "-",
-            f"{'positions' if task else 'predicted bytes'} a second",
+            f"{'positions' if task else f'predicted {learned}s'} a second",
         )
     )
     rows.append(("peak memory", MEMORY.text(result.peak_memory_bytes or 0, 2), ""))

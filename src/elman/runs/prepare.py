@@ -278,7 +278,7 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
     reads = MODES[config.mode].reads
     data = config.data
     if "data" in reads and isinstance(data, DataConfig) and (data.path or data.val_path):
-        from elman.data.batches import check_data
+        from elman.data.text import check_data
 
         check_data(data, config.train.chunk_size, may_pack=may_pack)
     if "log" in reads:

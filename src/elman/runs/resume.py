@@ -20,7 +20,7 @@ from elman.runs.state import read_run_result
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
 # Settings that define a run's numbers.
-_DEFINING = ("data.reset_at_documents",)
+_DEFINING = ("data.reset_at_documents", "data.tokenizer")
 
 
 def is_resume(config: RunConfig) -> bool:
@@ -78,8 +78,9 @@ def _refuse_fixed(key: str, folder: Path) -> None:
 def _refuse_other(key: str, before: Any, wanted: Any, folder: Path) -> None:
     """Raise UserError if a setting would change what the numbers of a run mean."""
     if key in _DEFINING and wanted != before:
+        now, then = (str(v).lower() if isinstance(v, bool) else v for v in (wanted, before))
         raise UserError(
-            f"{key}={str(wanted).lower()}: the run to resume has {str(before).lower()}, and its "
+            f"{key}={now}: the run to resume has {then}, and its "
             "numbers before and after would differ in meaning; drop it, or start a new run from "
             f"those weights with train.init_from={folder}"
         )

@@ -17,6 +17,10 @@ DataFormat = Literal["auto", "raw", "text", "jsonl", "json", "parquet", "arrow"]
 SEPARATOR = b"\x1e"
 """The byte between two documents."""
 
+BYTE_VALUES = 256
+BYTES, BPE, TIKTOKEN = "bytes", "bpe", "tiktoken:"
+"""Values of ``data.tokenizer``, and how one begins; every other one names a file."""
+
 
 class DataConfig(Section):
     """Group ``data``: what is read, and how much of its tail is held out.
@@ -37,6 +41,10 @@ class DataConfig(Section):
             not follow ``train.chunk_size``, so that runs with different chunks stay comparable.
         reset_at_documents: Zero the model's state after every byte 0x1e, so that no document sees
             the one before it: in training, in validation, and wherever the trained model runs.
+        tokenizer: What a token is. ``bytes``: a byte. ``bpe``: pairs of bytes, learned from the
+            training part. ``tiktoken:<name or file>``: an encoding of tiktoken. Anything else: a
+            ``tokenizer.json`` of Hugging Face's tokenizers.
+        vocab_size: With ``bpe``, how many tokens are learned. Otherwise it follows the tokenizer.
     """
 
     path: str | list[str] | None = None
@@ -47,6 +55,13 @@ class DataConfig(Section):
     val_sample: Count = 65536
     val_window: Count = 512
     reset_at_documents: bool = False
+    tokenizer: str = BYTES
+    vocab_size: Count | None = None
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether a token is a byte."""
+        return self.tokenizer == BYTES
 
     @property
     def reset_after(self) -> int | None:
@@ -61,7 +76,24 @@ class DataConfig(Section):
                 f"data.val_bytes={self.val_bytes}: not read with data.val_path, whose files are "
                 f"held out whole; drop one of them"
             )
+        self._check_tokens()
         return self
+
+    def _check_tokens(self) -> None:
+        """Raise UserError on a number of tokens that is missing, or that nothing reads."""
+        if not self.tokenizer:
+            raise UserError(f"data.tokenizer: names nothing; type data.tokenizer={BYTES}")
+        if self.has_bytes and self.vocab_size is not None:
+            raise UserError(
+                f"data.vocab_size={self.vocab_size}: read only with data.tokenizer={BPE}; add "
+                f"that, or drop it"
+            )
+        if self.tokenizer == BPE and (self.vocab_size or 0) <= BYTE_VALUES:
+            size = "is missing" if self.vocab_size is None else "has no room for pairs of bytes"
+            raise UserError(
+                f"data.vocab_size={'null' if self.vocab_size is None else self.vocab_size}: {size};"
+                f" type data.tokenizer={BPE} data.vocab_size=8192"
+            )
 
 
 def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:

@@ -108,7 +108,7 @@ def _files_notes(jobs: Sequence[SweepJob], mode: Mode) -> list[str]:
     }
     if not any(data.path or data.val_path for data in read.values()):
         return []
-    from elman.data.batches import files_line
+    from elman.data.text import files_line
 
     lines = [files_line(data) for data in read.values()]
     return [f"files: {line}" for line in dict.fromkeys(lines) if line]
@@ -156,7 +156,7 @@ def _check_data(earlier: EarlierSweep, results: Sequence[tuple[SweepJob, RunResu
 
 def _data_now(config: RunConfig) -> dict[str, Any] | None:
     """Return what identifies the data as it is now; None if it would have to be packed first."""
-    from elman.data.batches import identity_without_packing
+    from elman.data.text import identity_without_packing
 
     return identity_without_packing(config.data, config.train.chunk_size, print)
 

@@ -8,7 +8,9 @@ from functools import partial
 import torch
 
 from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData, open_batches
+from elman.data.batches import open_batches
+from elman.data.text import AnyRunData, reset_token
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.distributed.division import divide
 from elman.distributed.reduction import reduction_of
 from elman.distributed.team import ALONE, Team
@@ -23,14 +25,16 @@ from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.training_state import TrainingState
 
 
-def new_model(config: RunConfig, device: torch.device) -> LanguageModel:
+def new_model(
+    config: RunConfig, device: torch.device, tokenizer: Tokenizer | None = None
+) -> LanguageModel:
     """Return a model with its first weights, which the random generator decides."""
     return build_model(
         config.model,
         backend=config.kernels.backend,
         device=device,
         allow_slow=config.baseline.allow_slow,
-        reset_after=config.data.reset_after,
+        reset_after=reset_token(config.data, tokenizer),
     )
 
 
@@ -54,7 +58,7 @@ def new_state(
         shard: Cuts a whole model into parts, if ``parallel.shard`` says so.
     """
     torch.manual_seed(config.train.seed)
-    model = new_model(config, device)
+    model = new_model(config, device, data.tokenizer)
     model.activation_checkpointing = config.train.activation_checkpointing
     model.checks_ids = False
     shard(model)

@@ -10,9 +10,10 @@ from contextlib import suppress
 import psutil
 import torch
 
+from elman.base.cpus import usable_cpus
 from elman.devices.nvml import Driver, DriverError, GpuProcess, driver
 from elman.devices.sharing import jobs_per_gpu
-from elman.training.cpu_share import CpuShare, reading, usable_cpus
+from elman.training.cpu_share import CpuShare, reading
 
 SAMPLE_SECONDS = 5.0
 LOST = 0.1

@@ -60,14 +60,6 @@ class CpuShare:
         return min(max(missing / self._threads, 0.0), 1.0)
 
 
-def usable_cpus() -> frozenset[int]:
-    """Return the numbers of the CPUs that this process may run on."""
-    try:
-        return frozenset(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return frozenset(range(os.cpu_count() or 1))
-
-
 def reading(cpus: Collection[int], ranks: Collection[int]) -> Reading | None:
     """Return what this machine says now; None if it has no /proc/stat.
 

@@ -13,9 +13,9 @@ import torch
 
 from elman.base.signals import Interruption, Stopped
 from elman.base.units import duration
-from elman.data.batches import Data
 from elman.data.files import Bytes
-from elman.data.windows import validation_batches, validation_windows
+from elman.data.text import Data
+from elman.data.windows import TokenRows, as_tokens, validation_batches, validation_windows
 from elman.distributed.team import ALONE, Team, ordered
 from elman.evaluation.metrics import bits_per_byte
 from elman.evaluation.validation import nats_of_batches, score
@@ -138,7 +138,7 @@ class HeldOut:
         count = -(-windows // train.batch_size)
         most = -(-count // size)
         sharded = self._sharded
-        tried: Iterator[Bytes] = islice(self._batches(sample), rank, None, size)
+        tried = self._batches(sample, rank, size)
         if sharded and rank + (most - 1) * size >= count:
             # A pass of a sharded model needs every rank: this one has no batch left for the last.
             tried = chain(tried, islice(self._batches(sample), 1))
@@ -158,9 +158,11 @@ class HeldOut:
             total += one
         return bits_per_byte(total / predicted), predicted
 
-    def _batches(self, sample: int | None) -> Iterator[Bytes]:
-        train = self._train
-        return validation_batches(self._data, *self._windows(sample), train.batch_size)
+    def _batches(
+        self, sample: int | None, rank: int = 0, size: int = 1
+    ) -> Iterator[Bytes | TokenRows]:
+        rows = validation_batches(self._data, *self._windows(sample), self._train.batch_size)
+        return as_tokens(islice(rows, rank, None, size), self._data.tokenizer)
 
     def forecast(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say before the first step if validating will take longer than training.
@@ -204,7 +206,7 @@ class HeldOut:
         """Return the time of a validation, estimated from the start of its first batch's rows."""
         train = self._train
         rows = next(validation_batches(self._data, *self._windows(None), train.batch_size))
-        piece = rows[:, : _TRIED_BYTES + 1]
+        (piece,) = as_tokens([rows[:, : _TRIED_BYTES + 1]], self._data.tokenizer)
         fastest = math.inf
         self._display.activity("timing a part of a validation")
         try:

@@ -6,14 +6,14 @@ import time
 from typing import NamedTuple
 
 from elman.base.errors import UserError
-from elman.data.batches import AnyBatches, StreamBatches
-from elman.data.files import Bytes
+from elman.data.ahead import Rows
+from elman.data.batches import AnyBatches, StreamBatches, TokenStreamBatches
 
 
 class MicroBatch(NamedTuple):
     """A rank's rows, and whether they start without recurrent states."""
 
-    rows: Bytes
+    rows: Rows
     restarted: bool
 
 
@@ -30,8 +30,17 @@ class MicroBatches:
 
     def __init__(self, batches: AnyBatches, grad_accum: int) -> None:
         self._batches, self._grad_accum = batches, grad_accum
-        self._streams = isinstance(batches, StreamBatches)
+        self._streams = isinstance(batches, StreamBatches | TokenStreamBatches)
         self.wait = 0.0
+        self._bytes = self._tokens = 0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that a predicted token of this rank stood for so far in this session, on average.
+
+        It is 1 if a token is a byte.
+        """
+        return self._bytes / self._tokens if self._tokens else 1.0
 
     def of_step(self) -> list[MicroBatch]:
         """Return the micro-batches of the next step.
@@ -51,8 +60,12 @@ class MicroBatches:
                 raise
         return read
 
-    def _next_rows(self) -> Bytes:
+    def _next_rows(self) -> Rows:
         began = time.perf_counter()
         rows = self._batches.next()
         self.wait += time.perf_counter() - began
+        if (lengths := self._batches.token_lengths) is not None:
+            predicted = rows[:, 1:]
+            self._tokens += predicted.size
+            self._bytes += int(lengths[predicted].sum())
         return rows

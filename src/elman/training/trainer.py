@@ -14,8 +14,8 @@ from elman.base.exit_status import RunStatus
 from elman.base.signals import Interruption
 from elman.base.units import duration
 from elman.config.run_config import RunConfig
-from elman.data.batches import AnyRunData
 from elman.data.tasks.batches import TaskData
+from elman.data.text import AnyRunData
 from elman.distributed.watch import TeamError
 from elman.models.language_model import LanguageModel
 from elman.sections.training import DataConfig

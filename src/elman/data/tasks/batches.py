@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,11 +33,13 @@ _MOST_BATCHES = 256
 
 
 class TaskData(Closing):
-    """A task as the data of a run; it takes the place of :class:`~elman.data.batches.Data`.
+    """A task as the data of a run; it takes the place of :class:`~elman.data.text.Data`.
 
     Args:
         config: Group ``data``.
     """
+
+    tokenizer: ClassVar[None] = None
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config

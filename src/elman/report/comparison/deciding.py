@@ -161,6 +161,8 @@ def by_rule(rows: Sequence[Row]) -> Deciding:
             f"with a budget of {axis} models take different numbers of steps, so the last "
             f"{LOSS_WINDOW} steps are not an equal share of their runs",
         )
+    if len({run.tokens for row in rows for run in row.counted}) > 1:
+        return Deciding(VAL_BPB, axis, "of different tokens only bits per byte are compared")
     steps = [count for row in rows for run in row.counted if (count := ends(run).get("steps"))]
     share = LOSS_WINDOW / min(steps) if steps else 1.0
     if share > LARGE_SHARE:

@@ -388,7 +388,7 @@ def step_us(run: Run) -> float | None:
     config, rate = run.config or {}, run.result.tok_s if run.result else None
     batch = (config.get("train") or {}).get("batch_size")
     depth = (config.get("model") or {}).get("depth")
-    return 1e6 * batch / (rate * depth) if rate and batch and depth else None
+    return 1e6 * batch * run.bytes_per_token / (rate * depth) if rate and batch and depth else None
 
 
 def _set(row: Row, records: Records) -> str:

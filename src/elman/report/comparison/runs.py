@@ -26,9 +26,15 @@ from elman.base.yaml_file import parsed_yaml
 from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures, load_suite, recorded_figures
 from elman.evaluation.result import METRICS_VERSION, RunResult
+from elman.report.comparison.per_byte import (
+    bytes_per_token,
+    metrics_per_byte,
+    result_per_byte,
+)
 from elman.report.metrics_file import Metrics, read_metrics
 from elman.runs.folder import lock_holder
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
+from elman.sections.training import BYTES
 
 DAMAGED = "damaged"
 WAITS = (NOT_STARTED, UNFINISHED)
@@ -86,6 +92,8 @@ class Run:
         problems: What could not be read, one line each.
         metrics: What it recorded step by step; None if it never began.
         tuning: What it is there for in a tuned sweep; None in any other.
+        bytes_per_token: Bytes of a predicted token. ``result`` and ``metrics`` are per byte.
+        recorded: The result as the run wrote it.
     """
 
     folder: Path | None
@@ -102,6 +110,16 @@ class Run:
     problems: tuple[str, ...] = ()
     metrics: Metrics | None = field(default=None, repr=False, compare=False)
     tuning: Tuning | None = None
+    bytes_per_token: float = 1.0
+    recorded: RunResult | None = None
+
+    @property
+    def tokens(self) -> str:
+        """What its tokens are: ``bytes``, or the tokenizer and how many it has."""
+        result = self.result
+        if result is None or (tokenizer := result.data.tokenizer) is None:
+            return BYTES
+        return f"{tokenizer.get('name')}, {str(tokenizer.get('sha256'))[:12]}"
 
     @property
     def is_compared(self) -> bool:
@@ -163,22 +181,24 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
     began = result is not None or _there(folder / run_files.METRICS)
     metrics = read_metrics(folder) if began else None
     problems += metrics.problems if metrics else ()
-    number = job.get("number")
+    number, each = job.get("number"), bytes_per_token(result)
     return Run(
         folder=folder,
         name=folder.name,
         model=_model(folder, result, config, job),
         status=DAMAGED if damage else status,
         reason=damage or reason,
-        result=result,
+        result=None if result is None else result_per_byte(result, each),
         config=config,
         job=number if isinstance(number, int) else None,
         seed=_seed(config, job),
         overrides=_overrides(job),
         swept=tuple(map(str, job.get("swept") or ())),
         problems=tuple(problems),
-        metrics=metrics,
+        metrics=metrics_per_byte(metrics, each),
         tuning=_tuning(job.get("tuning")),
+        bytes_per_token=each,
+        recorded=result,
     )
 
 

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import torch
 
+from elman.base.errors import UserError
+from elman.base.run_files import TOKENIZER
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
+from elman.data.text import reset_token
+from elman.data.tokenizers.opening import tokenizer_of_definition
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.export.folder import ExportedModel, read_exported
 from elman.models.backends import resolve_backend, slow_note
 from elman.models.blocks import init
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
+from elman.sections.training import DataConfig
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 
@@ -49,6 +55,8 @@ def load(
 ) -> LanguageModel:
     """Return the trained model of a run, in evaluation mode.
 
+    If its tokens are no bytes, ``model.tokenizer`` encodes text for it.
+
     Nothing in the folder is executed: the names in its configuration are looked up in the
     registry of cells, and the weights are safetensors.
 
@@ -66,10 +74,12 @@ def load(
     source: Checkpoint | ExportedModel
     if (exported := read_exported(place)) is not None:
         source, section, reset_after = exported, exported.model, exported.reset_after
+        tokenizer = exported.tokenizer()
     else:
         source = find_checkpoint(place)
         config = saved_config(source)
-        section, reset_after = config.model, config.data.reset_after
+        tokenizer = saved_tokenizer(source, config)
+        section, reset_after = config.model, reset_token(config.data, tokenizer)
     options = section.options | ({} if context is None else {"context": context})
     with init.zeros():
         model = build_model(
@@ -80,6 +90,7 @@ def load(
             reset_after=reset_after,
         )
     source.load_weights(model)
+    model.tokenizer = tokenizer
     return model.eval()
 
 
@@ -91,3 +102,19 @@ def saved_config(checkpoint: Checkpoint) -> RunConfig:
         UserError: it names a setting that no longer exists.
     """
     return validate(checkpoint.config_tree())
+
+
+def saved_tokenizer(checkpoint: Checkpoint, config: RunConfig) -> Tokenizer | None:
+    """Return the tokenizer of the run that saved ``checkpoint``; None if its tokens are bytes.
+
+    Raises:
+        DamagedError: its file is damaged.
+        UserError: the file or its package is missing.
+    """
+    data = config.data
+    if not isinstance(data, DataConfig) or data.has_bytes:
+        return None
+    file = checkpoint.path / TOKENIZER
+    if (text := checkpoint.tokenizer_text()) is None:
+        raise UserError(f"{file}: missing, and the model reads its tokens; restore the file")
+    return tokenizer_of_definition(text, data.tokenizer, str(file))

@@ -2,7 +2,8 @@
 
 One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights for
 evaluation), ``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), the run's
-``config.yaml``, and ``meta.json`` with the checksums of the three. It is written under a temporary
+``config.yaml``, its tokenizer if a token is no byte, and ``meta.json`` with the checksums of the
+others. It is written under a temporary
 name and then renamed. It is renamed again before it is removed. So a folder with a final name is
 always whole.
 """
@@ -37,6 +38,7 @@ from elman.base.run_files import (
     META,
     STATE,
     STEP,
+    TOKENIZER,
     WEIGHTS,
 )
 from elman.base.typed_in import relative
@@ -149,6 +151,23 @@ class Checkpoint:
         except YamlError as error:
             raise DamagedError(BadFileError(self.path / CONFIG, f"damaged ({error})")) from None
 
+    def tokenizer_text(self) -> str | None:
+        """Return the definition of the run's tokenizer; None if there is none.
+
+        Raises:
+            DamagedError: the file is damaged.
+        """
+        if not (self.path / TOKENIZER).exists():
+            return None
+        try:
+            integrity.check(self.path, TOKENIZER, self.meta)
+            return (self.path / TOKENIZER).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            what = f"cannot be read ({first_line(error)})"
+            raise DamagedError(BadFileError(self.path / TOKENIZER, what)) from None
+        except BadFileError as damage:
+            raise DamagedError(damage) from None
+
     def require_whole(self) -> None:
         """Read weights and state completely; raise BadFileError if one cannot be loaded."""
         self._weights()
@@ -186,6 +205,7 @@ class CheckpointStore:
         keep: N.
         config_text: The run's configuration, kept with each checkpoint.
         say: Called with a line about each failure that lost nothing.
+        tokenizer: The definition of the run's tokenizer, kept likewise; None if there is none.
     """
 
     def __init__(
@@ -194,8 +214,9 @@ class CheckpointStore:
         keep: int,
         config_text: str,
         say: Callable[[str], None] = _log.warning,
+        tokenizer: str | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder, self._tokenizer = folder, tokenizer
         self._keep = keep
         self._config_text = config_text
         self._say = say
@@ -258,6 +279,9 @@ class CheckpointStore:
         self, scratch: Path, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]
     ) -> None:
         """Write the files of a checkpoint side by side; the meta file comes last."""
+        texts = {CONFIG: self._config_text}
+        if self._tokenizer is not None:
+            texts[TOKENIZER] = self._tokenizer
 
         def put(name: str) -> integrity.Fingerprint:
             path = scratch / name
@@ -267,11 +291,11 @@ class CheckpointStore:
             elif name == STATE:
                 _save_state(state, path)
             else:
-                path.write_text(self._config_text, encoding="utf-8")
+                path.write_text(texts[name], encoding="utf-8")
             return integrity.settle(path)
 
         scratch.mkdir()
-        names = (WEIGHTS, STATE, CONFIG)
+        names = (WEIGHTS, STATE, *texts)
         with ThreadPoolExecutor(len(names)) as pool:
             found = dict(zip(names, pool.map(put, names), strict=True))
         integrity.write_meta(scratch, meta | integrity.files(found))

@@ -124,7 +124,8 @@ class Records(Listener):
         totals, state = self._totals, self._state
         totals.contention.sample()
         rate, seconds = totals.throughput.window(), totals.clock.seconds()
-        share, memory, bpb = totals.share(), peak_memory(state.device), bits_per_byte(loss)
+        share, memory = totals.share(), peak_memory(state.device)
+        bpb = bits_per_byte(loss / state.micro_batches.bytes_per_token)
         values = {
             "loss": loss,
             "bpb": bpb,

@@ -9,9 +9,9 @@ from typing import Any
 
 from elman.base import run_files
 from elman.base.errors import UserError, first_line
-from elman.data.batches import AnyRunData
 from elman.data.files import same_bytes
 from elman.data.tasks.batches import TaskData
+from elman.data.text import AnyRunData
 from elman.distributed.team import leader_alone
 from elman.sections.training import TrainConfig
 from elman.training.checkpoints.integrity import BadFileError

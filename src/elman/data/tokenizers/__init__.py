@@ -1,0 +1,1 @@
+"""Subword tokens: what turns the bytes of a text into ids and back, byte for byte."""

@@ -1,0 +1,165 @@
+"""Learns a byte-level BPE from the training part of a text, once; the cache keeps it.
+
+Its ids 0 to 255 are the bytes of that value. Every further id joins two earlier ones. Text is cut
+before that as GPT-4's is: words with the sign before them, digits by three, ends of lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from elman.base.cache import CACHE_VARIABLE, cached, make_cache_folder, whole_cache_file
+from elman.base.errors import UserError
+from elman.base.file_lock import FileLock
+from elman.base.live_line import LiveLine
+from elman.base.run_files import TOKENIZER
+from elman.base.units import size_text
+from elman.data.files import ByteSource
+from elman.data.tokenizers.hugging_face import (
+    byte_characters,
+    require_tokenizers,
+    tokenizer_of_json,
+)
+from elman.data.tokenizers.tokenizer import Tokenizer
+from elman.sections.training import BPE, SEPARATOR
+
+_VERSION = 1
+_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+LEARNED_BYTES = 256 * 2**20
+"""Most bytes that are learned from; of more text, evenly spaced blocks."""
+_BLOCK = 2**20
+_WAIT_SECONDS = 0.5
+
+
+def learned_tokenizer(
+    source: ByteSource, train_bytes: int, vocab_size: int, announce: Callable[[str], None]
+) -> Tokenizer:
+    """Return the BPE of a text; learn it unless the cache has it.
+
+    The same text and size give the same tokens. Any number of processes may call this at once: one
+    learns, and the others wait.
+
+    Args:
+        source: The text.
+        train_bytes: How many of its first bytes it is learned from. Above 256 MiB these are evenly
+            spaced blocks of 1 MiB.
+        vocab_size: Number of tokens.
+        announce: Called with one line before it is learned.
+
+    Raises:
+        UserError: the text has too few different words, ``tokenizers`` is missing, or the cache
+            cannot be written.
+    """
+    where = f"data.tokenizer={BPE}"
+    path = _place(source, train_bytes, vocab_size)
+    try:
+        if not path.is_file():
+            package = require_tokenizers(where)
+            make_cache_folder(path.parent)
+            lock = FileLock(
+                path.with_name("lock"),
+                mode=0o644,
+                stand_in=path.with_name("lock.holder"),
+                lasting="tokens are learned",
+            )
+            try:
+                _wait_for(lock, announce)
+                if not path.is_file():
+                    _learn(package, path, source, train_bytes, vocab_size, announce)
+            finally:
+                lock.drop()
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{where}: cannot keep it ({error.strerror}: {error.filename or path}); set "
+            f"{CACHE_VARIABLE} to a folder that can be written"
+        ) from None
+    return tokenizer_of_json(text, f"{BPE} of {vocab_size:,}", where)
+
+
+def _place(source: ByteSource, train_bytes: int, vocab_size: int) -> Path:
+    """Return its file in the cache; the name is a hash of everything that it depends on."""
+    described = source.describe()
+    hashes = [described["sha256"], described["sample_sha256"]]
+    key = json.dumps([_VERSION, hashes, train_bytes, vocab_size, LEARNED_BYTES, _PATTERN])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:20]
+    return cached("data", f"{BPE}-{vocab_size}-{digest}", TOKENIZER) / TOKENIZER
+
+
+def _wait_for(lock: FileLock, announce: Callable[[str], None]) -> None:
+    said = False
+    while not lock.take():
+        if remedy := lock.remedy():
+            raise UserError(f"{lock.path.parent}: {lock.holder()} learns tokens in it; {remedy}")
+        if not said:
+            announce("another process is learning these tokens: waiting for it ...")
+            said = True
+        time.sleep(_WAIT_SECONDS)
+
+
+def _learn(
+    package: Any,
+    path: Path,
+    source: ByteSource,
+    train_bytes: int,
+    vocab_size: int,
+    announce: Callable[[str], None],
+) -> None:
+    read = min(train_bytes, LEARNED_BYTES)
+    announce(
+        f"learning {vocab_size:,} tokens from {size_text(read)} of {source.label}, once -> {path}"
+    )
+    before = package.pre_tokenizers
+    tokenizer = package.Tokenizer(package.models.BPE())
+    cut = before.Split(package.Regex(_PATTERN), "isolated")
+    tokenizer.pre_tokenizer = before.Sequence(
+        [cut, before.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=False,
+        initial_alphabet=list(byte_characters()),
+    )
+    with LiveLine() as line:
+        tokenizer.train_from_iterator(_texts(source, train_bytes, line), trainer)
+    found = tokenizer.get_vocab_size()
+    if found < vocab_size:
+        raise UserError(
+            f"data.vocab_size={vocab_size}: {source.label} has only {found:,} tokens to learn; "
+            f"set data.vocab_size={found} or less, or name more text"
+        )
+    tree = _with_bytes_first(json.loads(tokenizer.to_str()))
+    with whole_cache_file(path) as scratch:
+        scratch.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
+
+
+def _texts(source: ByteSource, train_bytes: int, line: LiveLine) -> Iterator[str]:
+    """Yield the documents of the blocks that are learned from; what is not UTF-8 is left out."""
+    blocks = -(-train_bytes // _BLOCK)
+    most = LEARNED_BYTES // _BLOCK
+    count = min(blocks, most)
+    for index in range(count):
+        start = (index * blocks // count) * _BLOCK
+        block = source.read(start, min(_BLOCK, train_bytes - start)).tobytes()
+        yield from block.decode(errors="ignore").split(SEPARATOR.decode())
+        line.show(f"learning tokens: {(index + 1) / count:.0%} read")
+    line.show("learning tokens: joining the most frequent pairs")
+
+
+def _with_bytes_first(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json in which the ids of the bytes are their values."""
+    vocab: dict[str, int] = tree["model"]["vocab"]
+    known = byte_characters()
+    joined = sorted((number, token) for token, number in vocab.items() if token not in known)
+    numbered = dict(known) | {token: 256 + n for n, (_, token) in enumerate(joined)}
+    tree["model"]["vocab"] = dict(sorted(numbered.items(), key=lambda pair: pair[1]))
+    return tree

@@ -1,0 +1,173 @@
+"""A tokenizer: ids for the bytes of a text, of which each id stands for bytes of its own.
+
+Whatever it is made of, a tokenizer here loses nothing. The bytes of the ids of a text, joined, are
+the text. So a number of bits per byte means the same with every tokenizer. What a library cannot
+encode (bytes that are not UTF-8) gets the tokens of single bytes, and so does the separator of
+documents: no token crosses the border of two documents. NumPy only; no torch.
+
+Shapes: n tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from elman.base.errors import UserError
+from elman.sections.training import SEPARATOR
+
+Ids = npt.NDArray[np.int32]
+
+EncodeTexts = Callable[[list[str]], list[Sequence[int]]]
+"""From texts to the ids of each. It lets other threads run meanwhile."""
+
+# What a tokenizer must give back as it was: spaces, digits, other scripts, code, ends of lines.
+_SAMPLE = (
+    " Bytes  in,\tbytes out: 1,234.5\r\n\n    def f(x):\n        return x  # caf\u00e9 "
+    "\u65e5\u672c\u8a9e \U0001f642 Cafe\u0301 \ufb01n\n"
+).encode()
+
+
+class Tokenizer:
+    """Encodes text to ids and decodes ids to bytes.
+
+    Args:
+        name: What people call it: ``bpe``, the name of a file or of an encoding.
+        token_bytes: The bytes of every id; empty for an id that is not used.
+        encode_texts: Encodes text that is UTF-8 and has no separator in it.
+        definition: A text from which
+            :func:`~elman.data.tokenizers.opening.tokenizer_of_definition` makes the same tokenizer.
+        where: The setting that named it, for error messages.
+        kind: What the definition is.
+
+    Raises:
+        UserError: a byte has no token, or text does not come back as it was.
+
+    Attributes:
+        name: As given.
+        definition: As given.
+        kind: As given.
+        fingerprint: SHA-256 of the definition.
+        vocab_size: Number of ids.
+        separator: The id of the byte between documents.
+        lengths: How many bytes each id stands for: int64 [vocab_size].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        token_bytes: Sequence[bytes],
+        encode_texts: EncodeTexts,
+        definition: str,
+        where: str,
+        kind: Literal["tokenizer.json", "tiktoken"] = "tokenizer.json",
+    ) -> None:
+        self.name, self.definition, self._where, self.kind = name, definition, where, kind
+        self.fingerprint = hashlib.sha256(definition.encode()).hexdigest()
+        self.vocab_size = len(token_bytes)
+        self.lengths = np.array([len(one) for one in token_bytes], dtype=np.int64)
+        self._token_bytes, self._encode_texts = list(token_bytes), encode_texts
+        self._byte_ids = self._ids_of_bytes()
+        self.separator = int(self._byte_ids[SEPARATOR[0]])
+        if self.decode(self.encode(_SAMPLE)) != _SAMPLE:
+            raise self._inexact()
+
+    def encode(self, data: bytes) -> Ids:
+        """Return the ids of a text: int32 [n].
+
+        Raises:
+            UserError: they do not stand for its bytes.
+        """
+        return self.encode_all([data])[0]
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
+        """Return the ids of each of several texts, which are encoded in one call."""
+        parts = [list(_parts(text)) for text in texts]
+        valid = [part for row in parts for part in row if isinstance(part, str)]
+        encoded = iter(self._encode_texts(valid))
+        found = []
+        for text, row in zip(texts, parts, strict=True):
+            ids = [
+                np.asarray(next(encoded), dtype=np.int32)
+                if isinstance(part, str)
+                else self.ids_of_single_bytes(part)
+                for part in row
+            ]
+            ids_n = np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
+            if self.count_bytes(ids_n) != len(text):
+                raise self._inexact()
+            found.append(ids_n)
+        return found
+
+    def ids_of_single_bytes(self, data: bytes) -> Ids:
+        """Return one id for each byte."""
+        return self._byte_ids[np.frombuffer(data, dtype=np.uint8)]
+
+    def count_bytes(self, ids_n: npt.NDArray[np.integer]) -> int:
+        """Return how many bytes the ids stand for."""
+        return int(self.lengths[ids_n].sum())
+
+    def token_bytes(self, ids_n: Iterable[int]) -> list[bytes]:
+        """Return the bytes of each id."""
+        return [self._token_bytes[one] for one in ids_n]
+
+    def decode(self, ids_n: Iterable[int]) -> bytes:
+        """Return the bytes that the ids stand for."""
+        return b"".join(self.token_bytes(ids_n))
+
+    def bytes_per_token(self, data: bytes) -> float:
+        """Return how many bytes of a text a token stands for, on average."""
+        return len(data) / max(1, len(self.encode(data)))
+
+    def _ids_of_bytes(self) -> Ids:
+        first: dict[bytes, int] = {}
+        for number, one in enumerate(self._token_bytes):
+            if len(one) == 1:
+                first.setdefault(one, number)
+        missing = [byte for byte in range(256) if bytes([byte]) not in first]
+        if missing:
+            raise UserError(
+                f"{self._where}: has no token for the byte 0x{missing[0]:02x}, so that it cannot "
+                f"write every text; name a byte-level tokenizer, or type data.tokenizer=bpe "
+                f"data.vocab_size=8192"
+            )
+        return np.array([first[bytes([byte])] for byte in range(256)], dtype=np.int32)
+
+    def _inexact(self) -> UserError:
+        return UserError(
+            f"{self._where}: changes text (its tokens do not stand for the text's own bytes), so "
+            f"that bits per byte would mean something else; name a byte-level tokenizer, or type "
+            f"data.tokenizer=bpe data.vocab_size=8192"
+        )
+
+
+def _parts(data: bytes) -> Iterator[str | bytes]:
+    """Yield the documents of a text with the separators between them; bytes stay single."""
+    for number, document in enumerate(data.split(SEPARATOR)):
+        if number:
+            yield SEPARATOR
+        yield from _valid(document)
+
+
+def _valid(document: bytes) -> Iterator[str | bytes]:
+    """Yield what is UTF-8 as text, and what is not as bytes."""
+    at = 0
+    while at < len(document):
+        try:
+            yield document[at:].decode()
+            return
+        except UnicodeDecodeError as error:
+            if error.start:
+                yield document[at : at + error.start].decode()
+            yield document[at + error.start : at + error.end]
+            at += error.end
+
+
+def utf8_decoder() -> codecs.IncrementalDecoder:
+    """Return a decoder that holds a character back until all of its bytes are there."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -1,0 +1,243 @@
+"""Tokenizers of files, of tiktoken and learned ones: exact, refused in one line, learned once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elman.base.errors import UserError
+from elman.data.files import ByteSource
+from elman.data.text import open_text
+from elman.data.tokenizers import hugging_face, tiktoken_ranks
+from elman.data.tokenizers.learned import learned_tokenizer
+from elman.data.tokenizers.opening import named_tokenizer, tokenizer_of_definition
+from elman.data.tokenizers.tokenizer import Tokenizer
+from elman.export.files import tokenizer as byte_tokenizer_json
+from elman.export.files import tokenizer_with_documents
+from elman.sections.training import DataConfig
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXT = 99 * (
+    b"def add(left, right):\n    return left + right  # sums both\n"
+    b"\x1ethe end of caf\xc3\xa9s 1234, yes\n"
+)
+ODD = [
+    b"",
+    b"\x1e\x1e",
+    b"left\x1eright",
+    b"\xff\x00broken \xc3",
+    "<|endoftext|> 日本語 🙂 e\u0301".encode(),
+    TEXT[:500],
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache for each test."""
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ByteSource:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT)
+    return ByteSource(str(path))
+
+
+def learned(source: ByteSource, size: int = 300) -> Tokenizer:
+    return learned_tokenizer(source, len(source), size, lambda line: None)
+
+
+def assert_exact(tokenizer: Tokenizer) -> None:
+    for text in ODD:
+        ids_n = tokenizer.encode(text)
+        assert tokenizer.decode(ids_n) == text
+        assert tokenizer.count_bytes(ids_n) == len(text)
+    assert (tokenizer.encode(b"left\x1eright") == tokenizer.separator).sum() == 1
+    again = tokenizer_of_definition(tokenizer.definition, tokenizer.name, "here")
+    assert again.fingerprint == tokenizer.fingerprint
+    assert (again.encode(TEXT) == tokenizer.encode(TEXT)).all()
+
+
+def test_a_learned_tokenizer_is_exact_and_its_first_ids_are_bytes(source) -> None:
+    tokenizer = learned(source)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.separator == 0x1E
+    assert tokenizer.token_bytes(range(256)) == [bytes([byte]) for byte in range(256)]
+    assert tokenizer.bytes_per_token(TEXT) > 2
+    assert_exact(tokenizer)
+
+
+def test_it_is_learned_once_and_from_the_training_part_alone(source, cache) -> None:
+    said: list[str] = []
+    part = len(source) // 2
+    first = learned_tokenizer(source, part, 300, said.append)
+    again = learned_tokenizer(source, part, 300, said.append)
+    assert len(said) == 1
+    assert said[0].startswith("learning 300 tokens from ")
+    assert again.definition == first.definition
+    half = cache / "half.txt"
+    half.write_bytes(TEXT[:part])
+    # Nothing behind the training part changes it.
+    assert (
+        learned_tokenizer(ByteSource(str(half)), part, 300, said.append).encode(TEXT).tolist()
+        == first.encode(TEXT).tolist()
+    )
+    assert len(said) == 2
+
+
+def test_two_processes_learn_the_same_once(source, cache) -> None:
+    code = (
+        "import sys; from elman.data.files import ByteSource;"
+        "from elman.data.tokenizers.learned import learned_tokenizer;"
+        "s = ByteSource(sys.argv[1]);"
+        "print(learned_tokenizer(s, len(s), 290, lambda line: print(line[:8])).fingerprint)"
+    )
+    command = [sys.executable, "-c", code, source.paths[0]]
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [job.communicate(timeout=120)[0].split("\n") for job in jobs]
+    assert all(job.returncode == 0 for job in jobs)
+    assert len({lines[-2] for lines in said}) == 1
+    assert sum("learning" in lines for lines in said) == 1
+
+
+def test_too_few_words_for_so_many_tokens_are_refused(source) -> None:
+    with pytest.raises(UserError, match=r"data.vocab_size=5000: .* has only \d+ tokens to learn"):
+        learned(source, 5000)
+
+
+def test_a_file_is_read_without_what_it_adds_or_normalizes(source, tmp_path: Path) -> None:
+    tree = json.loads(learned(source).definition)
+    tree["normalizer"] = {"type": "NFC"}
+    tree["truncation"] = {
+        "direction": "Right",
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    end = {"id": 300, "content": "<|endoftext|>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tree["added_tokens"] = [end | flags]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tree))
+    for name in (path, tmp_path):
+        tokenizer = named_tokenizer(str(name))
+        assert tokenizer.vocab_size == 301
+        assert_exact(tokenizer)
+    assert tokenizer.encode(b"<|endoftext|>").tolist() == [300]
+
+
+def test_a_tokenizer_of_sentencepiece_with_tokens_for_bytes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(byte_tokenizer_json()))
+    tokenizer = named_tokenizer(str(path))
+    assert tokenizer.vocab_size == 256
+    assert_exact(tokenizer)
+
+
+def test_what_is_exported_cuts_at_separators_itself(source) -> None:
+    tokenizer = learned(source)
+    tree = tokenizer_with_documents(tokenizer.definition)
+    plain = tokenizers.Tokenizer.from_str(json.dumps(tree))
+    text = "left +\x1e right\x1e\n\n\x1eend"
+    assert plain.encode(text).ids == tokenizer.encode(text.encode()).tolist()
+
+
+def refused(setting: str) -> str:
+    with pytest.raises(UserError) as caught:
+        named_tokenizer(setting)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Path) -> None:
+    tree = json.loads(learned(source).definition)
+    lower = tmp_path / "lower.json"
+    lower.write_text(json.dumps(tree | {"normalizer": {"type": "Lowercase"}}))
+    assert "changes text" in refused(str(lower))
+    words = tmp_path / "words.json"
+    words.write_text(
+        json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}}, "added_tokens": []})
+    )
+    assert "neither byte-level nor with tokens for single bytes" in refused(str(words))
+    few = tmp_path / "few.json"
+    vocab = {token: n for token, n in tree["model"]["vocab"].items() if n > 5}
+    few.write_text(json.dumps(tree | {"model": tree["model"] | {"vocab": vocab, "merges": []}}))
+    assert "has no token for the byte 0x00" in refused(str(few))
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    assert "no tokenizer.json of Hugging Face's tokenizers" in refused(str(broken))
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xff")
+    assert "not text" in refused(str(binary))
+    missing = refused(str(tmp_path / "missing.json"))
+    assert "No such file or directory; name a tokenizer.json, tiktoken:<name>, bpe" in missing
+
+
+def test_a_missing_package_says_what_to_type(source, monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = learned(source).definition
+    for name in ("tokenizers", "tiktoken"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=r"type pip install 'elman\[tokens\]'"):
+        hugging_face.tokenizer_of_json(definition, "name", "here")
+    with pytest.raises(UserError, match=r"type pip install 'elman\[tokens\]'"):
+        tiktoken_ranks.tokenizer_of_tiktoken("gpt2", "here")
+
+
+def ranks_file(path: Path) -> Path:
+    tokens = [bytes([byte]) for byte in range(256)] + [b"le", b"ft", b"left", b" left"]
+    lines = [base64.b64encode(token) + b" %d" % rank for rank, token in enumerate(tokens)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def test_a_file_of_tiktoken_is_exact_and_its_definition_is_enough(tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    path = ranks_file(tmp_path / "p50k_base.tiktoken")
+    tokenizer = named_tokenizer(f"tiktoken:{path}")
+    assert tokenizer.vocab_size == 260
+    assert tokenizer.kind == "tiktoken"
+    assert tokenizer.encode(b"left left").tolist() == [258, 259]
+    assert_exact(tokenizer)
+    kept = tmp_path / "tokenizer.json"
+    kept.write_text(tokenizer.definition)
+    assert named_tokenizer(str(kept)).fingerprint == tokenizer.fingerprint
+
+
+def test_names_and_files_that_tiktoken_does_not_know_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    assert "no such file, and no encoding of tiktoken (did you mean p50k_base?)" in refused(
+        "tiktoken:p50k_bas"
+    )
+    broken = tmp_path / "broken.tiktoken"
+    broken.write_text("a b c\n")
+    assert "no file of tiktoken" in refused(f"tiktoken:{broken}")
+
+    def offline(name: str) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    assert "needs the internet once, or a file" in refused("tiktoken:p50k_base")
+
+
+def test_the_data_of_a_run_has_its_tokenizer_and_says_what_it_is(source) -> None:
+    config = DataConfig(
+        path=source.paths[0], tokenizer="bpe", vocab_size=300, val_window=64, val_bytes=640
+    )
+    with open_text(config, 16, lambda line: None) as data:
+        assert data.tokenizer is not None
+        described = data.describe()["tokenizer"]
+        assert described["vocab_size"] == 300
+        assert described["bytes_per_token"] > 2
+        assert data.identity()["tokenizer"] == data.tokenizer.fingerprint
+    assert os.listdir(Path(os.environ["ELMAN_CACHE"]) / "data")[0].startswith("bpe-300-")

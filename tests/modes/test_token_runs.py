@@ -1,0 +1,201 @@
+"""Runs of subword tokens: trained, resumed, scored, sampled, loaded and exported like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import elman
+from elman.base.exit_status import ExitStatus
+from tests.small_run import E1, Elman, elman_said
+
+pytest.importorskip("tokenizers")
+
+WORDS = "def add(left, right):\n    return left + right  # the sum\n\x1ecafé 1234, yes\n"
+TOKENS = ("data.tokenizer=bpe", "data.vocab_size=280", "train.steps=6", "train.save_every=3")
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text(WORDS * 99)
+    return path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Elman:
+    return elman_said(capfd)
+
+
+@pytest.fixture
+def trained(text: Path, tmp_path: Path, run: Elman) -> Callable[..., Path]:
+    """Return a function that trains a run and returns its folder."""
+
+    def train(name: str, *overrides: str) -> Path:
+        folder = tmp_path / name
+        arguments = (*E1, *TOKENS, f"data.path={text}", f"hydra.run.dir={folder}", *overrides)
+        status, said = run(*arguments)
+        assert status == ExitStatus.OK, said
+        return folder
+
+    return train
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def steps(folder: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+
+
+def test_a_run_says_what_its_tokens_are_and_is_scored_by_bits_per_byte(trained, run) -> None:
+    folder = trained("a")
+    found = result(folder)
+    assert found["data"]["tokenizer"]["vocab_size"] == 280
+    assert found["val_tokens"] == 64
+    assert found["reload_difference_bpb"] == 0
+    each = found["data"]["tokenizer"]["bytes_per_token"]
+    assert 0.5 < found["loss"] / found["bpb"] / each < 1.0  # nats per token, bits per byte
+    status, said = run("mode=eval", f"eval.checkpoint={folder}")
+    assert status == ExitStatus.OK
+    assert f"{found['val_bpb']:.4f}" in said
+    assert "280 tokens" in said
+
+
+@pytest.mark.parametrize("carried", ["true", "false"])
+def test_a_run_resumes_with_the_bits_it_would_have_had(trained, run, carried) -> None:
+    settings = (f"train.tbptt={carried}", "data.reset_at_documents=true", "optim=adamw")
+    folder = trained("whole", *settings)
+    assert len(steps(folder)) == 6
+    before = steps(folder)[3:]
+    again = folder.with_name("again")
+    shutil.copytree(folder, again, symlinks=True)
+    shutil.rmtree(again / "checkpoints" / "step-0000006")
+    (again / "result.json").unlink()
+    status, said = run(f"train.resume={again}")
+    assert status == ExitStatus.OK, said
+    assert steps(again)[-3:] == before
+
+
+def test_a_checkpoint_is_enough_without_text_cache_or_tokenizer(
+    trained, text, tmp_path, run
+) -> None:
+    folder = trained("a", "data.reset_at_documents=true")
+    other = tmp_path / "other.txt"
+    other.write_bytes(b"the sum of cafes\xff" * 40)
+    text.unlink()
+    shutil.rmtree(tmp_path / "cache" / "data")
+    for carried in ("true", "false"):
+        arguments = (f"eval.checkpoint={folder}", f"eval.path={other}")
+        status, said = run("mode=eval", *arguments, f"eval.carry_state={carried}")
+        assert status == ExitStatus.OK, said
+        assert "679" in said  # every byte but the first
+    model = elman.load(folder)
+    assert model.tokenizer is not None
+    assert model.reset_after == 0x1E
+    written = bytes(elman.generate(model, b"def ", 40, seed=1))
+    assert len(written) >= 40
+    where = (f"generate.checkpoint={folder}", "generate.prompt='def '", "generate.max_bytes=40")
+    status, said = run("mode=generate", *where)
+    assert status == ExitStatus.OK
+    assert said.startswith("def ")
+
+
+def test_a_text_goes_on_from_its_saved_state(trained, tmp_path, run) -> None:
+    folder, state = trained("a"), tmp_path / "text.state"
+    common = ("mode=generate", f"generate.checkpoint={folder}", "generate.temperature=0")
+    _, whole = run(*common, "generate.prompt=def", "generate.max_bytes=24")
+    _, first = run(
+        *common, "generate.prompt=def", "generate.max_bytes=8", f"generate.save_state={state}"
+    )
+    _, second = run(*common, f"generate.state={state}", "generate.max_bytes=16")
+    text, more = first.partition("\nelman:")[0], second.partition("\nelman:")[0]
+    joined = text.rstrip("\n") + more.rstrip("\n")
+    shorter = min(len(joined), len(whole.partition("\nelman:")[0].rstrip("\n")))
+    assert joined[:shorter] == whole[:shorter]
+    assert shorter > 8
+
+
+def test_an_exported_model_has_its_tokenizer(trained, tmp_path, run) -> None:
+    folder, to = trained("a", "data.reset_at_documents=true"), tmp_path / "out"
+    status, said = run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")
+    assert status == ExitStatus.OK, said
+    model, exported = elman.load(folder), elman.load(to)
+    assert model.tokenizer is not None
+    assert exported.tokenizer is not None
+    ids = model.tokenizer.encode(WORDS.encode())
+    assert (exported.tokenizer.encode(WORDS.encode()) == ids).all()
+    assert exported.reset_after == model.reset_after
+    ids_bt = torch.from_numpy(ids)[None]
+    assert torch.equal(model(ids_bt)[0], exported(ids_bt)[0])
+
+
+MISTAKES = {
+    "probe": (("mode=probe", "probe.checkpoint=FOLDER"), "a probe reads byte by byte"),
+    "resume with others": (
+        ("train.resume=FOLDER", "data.tokenizer=bytes", "train.steps=9"),
+        "data.tokenizer=bytes: the run to resume has bpe",
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_done_with_tokens_is_refused_in_one_line(
+    trained, run, command, expected
+) -> None:
+    folder = trained("a")
+    status, said = run(*(word.replace("FOLDER", str(folder)) for word in command))
+    assert status == ExitStatus.USER_ERROR
+    assert expected in said
+    assert said.count("elman: error:") == 1
+
+
+SETTINGS = {
+    "no size": (
+        ("data.tokenizer=bpe",),
+        "is missing; type data.tokenizer=bpe",
+    ),
+    "small": (("data.tokenizer=bpe", "data.vocab_size=256"), "has no room for pairs of bytes"),
+    "unread": (("data.vocab_size=300",), "read only with data.tokenizer=bpe"),
+    "nothing": (("data.tokenizer=''",), "names nothing; type data.tokenizer=bytes"),
+    "bytes": ((*TOKENS[:2], "train.bytes=1000"), "type train.steps=<number>"),
+    "no file": (("data.tokenizer=nowhere.json",), "No such file or directory; name a tokenizer"),
+}
+
+
+@pytest.mark.parametrize(("settings", "expected"), SETTINGS.values(), ids=SETTINGS)
+def test_wrong_settings_are_refused_in_one_line(text, run, settings, expected) -> None:
+    status, said = run(*E1, f"data.path={text}", *settings)
+    assert status == ExitStatus.USER_ERROR
+    assert expected in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_file_sets_the_vocabulary_of_the_model(trained, text, tmp_path, run) -> None:
+    first = trained("a")
+    file = tmp_path / "tokenizer.json"
+    shutil.copy(first / "checkpoints" / "best" / "tokenizer.json", file)
+    folder = tmp_path / "b"
+    status, said = run(
+        *E1,
+        f"data.path={text}",
+        f"data.tokenizer={file}",
+        "train.steps=6",
+        f"hydra.run.dir={folder}",
+    )
+    assert status == ExitStatus.OK, said
+    assert result(folder)["val_bpb"] == result(first)["val_bpb"]
+    file.unlink()
+    status, said = run(f"train.resume={folder}", "train.steps=8")
+    assert status == ExitStatus.OK, said
+    status, said = run(*E1, f"data.tokenizer={file}", "data.vocab_size=280")
+    assert status == ExitStatus.USER_ERROR
+    assert "data.vocab_size=280: follows data.tokenizer=" in said
