@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_data
+from elman.data.text import open_data
 from elman.models.build import build_model
 from elman.ops import cross_entropy
 from elman.training.assembly import new_state, state_of
