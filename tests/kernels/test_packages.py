@@ -300,7 +300,7 @@ def test_a_benched_step_is_built_as_training_would_build_it(monkeypatch) -> None
 
     monkeypatch.setattr(subjects, "build_model", stop)
     with pytest.raises(UserError, match="allow_slow=True"):
-        subjects.StepSubject(config, SimpleNamespace(), "reference", GPU)
+        subjects.StepSubject(config, SimpleNamespace(tokenizer=None), "reference", GPU)
 
 
 @pytest.mark.parametrize("model", ["mamba2", "fla-gdn"])
