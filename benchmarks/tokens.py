@@ -6,7 +6,7 @@
 median of 5 rounds in turn. ``wait``: the share of the time that a loop waits in ``next()`` if its
 steps use up ``--rate`` tokens a second. A step sleeps in the main thread, as one that waits for a
 GPU, or computes with ``--busy``. The share counts as in ``data_wait_share`` of a run; it has the
-threads that a run has (a quarter of the CPUs, 1 to 8).
+threads that a run has (half as many as CPUs, 1 to 8).
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ SEARCHED_BYTES = 128
 # Behind a separator or an end of line, or before a single space between two words.
 _SAFE = re.compile(rb"(?<=\x1e)|(?<=\n)(?=[^\s])|(?<=[^\s\x1e])(?= [^\s])")
 _LONGEST_CHARACTER = 4
-_THREADS_LIMIT, _CPUS_FOR_A_THREAD = 8, 4
+_THREADS_LIMIT, _CPUS_FOR_A_THREAD = 8, 2
 
 
 def encoding_threads() -> int:
-    """Return how many threads encode: one for every four CPUs of this process, 1 to 8."""
+    """Return how many threads encode: one for every two CPUs of this process, 1 to 8."""
     return max(1, min(_THREADS_LIMIT, len(usable_cpus()) // _CPUS_FOR_A_THREAD))
 
 
