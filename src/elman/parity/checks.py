@@ -126,6 +126,7 @@ def _tensor_as_json(one: Comparison) -> dict[str, Any]:
         "relative_l2": _finite(one.relative_l2),
         "cosine": _finite(one.cosine),
         "max_abs": _finite(one.max_abs),
+        "divisor_over_norm": _finite(one.widened),
         "tolerance": one.tolerance,
         "reference_relative_l2": None if one.reference is None else _finite(one.reference),
         "from_reference": None if one.apart is None else _finite(one.apart),

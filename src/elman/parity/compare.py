@@ -20,6 +20,12 @@ _MOST = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "bf16": math.inf}
 # Where the error is large, the kernel may differ from the reference by at most this share of it, or
 # by the usual bound. Measured on cells with errors of 0.02 to 0.23: 0.002 to 0.007 in every case.
 OWN_SHARE = 0.25
+# A sum that nearly cancels is as exact as its terms allow, and says nothing of their size. A tensor
+# of few such sums may be this many times as wrong as the reference is by rounding such terms. The
+# norm of many sums shows the size of their terms, because they do not all cancel.
+_ROUNDINGS, _FEW = 4.0, 32
+# What fp32, whose range bf16 has, too, keeps with fewer digits or not at all.
+_UNDERFLOW = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Comparison:
 
     Attributes:
         tensor: Its name.
-        relative_l2: |found - wanted| / |wanted|; infinite where a tensor of zeros is not zero.
+        relative_l2: |found - wanted| / |wanted|; infinite where a tensor of zeros is not zero. Of
+            a tensor that nearly cancels, the divisor is larger: see :func:`least_norm`.
         cosine: Of the two as vectors; 1 for two tensors of zeros.
         max_abs: Largest difference of two elements.
         tolerance: Largest ``relative_l2`` that passes.
@@ -36,6 +43,8 @@ class Comparison:
         apart: |found - that reference| / |wanted|; None if not computed.
         usual: The tolerance before ``reference`` widened it; None if it was not widened.
         most_apart: Largest ``apart`` that passes if ``relative_l2`` exceeds ``usual``.
+        widened: How many times |wanted| the divisor of ``relative_l2`` is; 1 unless the tensor
+            nearly cancels.
     """
 
     tensor: str
@@ -47,6 +56,7 @@ class Comparison:
     apart: float | None = None
     usual: float | None = None
     most_apart: float = math.inf
+    widened: float = 1.0
 
     @property
     def passed(self) -> bool:
@@ -59,13 +69,17 @@ class Comparison:
     def least_cosine(self) -> float:
         """Least cosine that passes.
 
-        A vector with a relative error of e has a cosine of at least sqrt(1 - e^2). Where the
-        reference's own error widened the tolerance beyond what ``LEAST_COSINE`` allows, that is
-        the bound; otherwise the tolerance would promise what the cosine refuses.
+        A vector with a relative error of e has a cosine of at least sqrt(1 - e^2), and any cosine
+        if e is more than 1. Where the reference's own error or a near cancellation widened the
+        tolerance beyond what ``LEAST_COSINE`` allows, that is the bound; otherwise the tolerance
+        would promise what the cosine refuses.
         """
-        if self.usual is None:
+        if self.usual is None and self.widened == 1.0:
             return LEAST_COSINE
-        return min(LEAST_COSINE, math.sqrt(max(0.0, 1.0 - self.tolerance**2)))
+        most = self.tolerance * self.widened
+        if self.widened > 1.0 and most > 1.0:
+            return -1.0
+        return min(LEAST_COSINE, math.sqrt(max(0.0, 1.0 - most**2)))
 
     @property
     def excused(self) -> bool:
@@ -124,9 +138,10 @@ class _Vector:
         """Return the relative error; NaN if a number is not finite."""
         if not (math.isfinite(self.norm) and math.isfinite(wanted.norm)):
             return math.nan
-        if wanted.norm == 0.0:
+        size = max(wanted.norm, least)
+        if size == 0.0:
             return 0.0 if self.norm == 0.0 else math.inf
-        return float(torch.linalg.norm(difference)) / max(wanted.norm, least)
+        return float(torch.linalg.norm(difference)) / size
 
 
 def _compared(
@@ -137,11 +152,14 @@ def _compared(
     if math.isnan(relative):
         return Comparison(name, math.nan, math.nan, math.nan, tolerance)
     max_abs = float(torch.linalg.norm(difference, math.inf)) if difference.numel() else 0.0
+    size = max(wanted.norm, least)
+    widened = size / wanted.norm if wanted.norm else math.inf if size else 1.0
     if wanted.norm == 0.0:
-        return Comparison(name, relative, float(found.norm == 0.0), max_abs, tolerance)
+        same = float(found.norm == 0.0)
+        return Comparison(name, relative, same, max_abs, tolerance, widened=widened)
     cosine = float(torch.dot(found.numbers, wanted.numbers)) if found.norm else 0.0
     cosine /= (found.norm * wanted.norm) or 1.0
-    return Comparison(name, relative, cosine, max_abs, tolerance)
+    return Comparison(name, relative, cosine, max_abs, tolerance, widened=widened)
 
 
 def compare_beside(
@@ -153,6 +171,7 @@ def compare_beside(
     *,
     shared: bool,
     terms: float = 0.0,
+    least: float = 0.0,
 ) -> Comparison:
     """Compare, with a tolerance that considers the reference's own error in this precision.
 
@@ -169,9 +188,11 @@ def compare_beside(
         shared: Whether the run rounds at the same places as the reference. If so, it must be near
             the reference's result.
         terms: About the norm of what a gradient of one number adds up.
+        least: As for :func:`compare`.
     """
     assert found.shape == own.shape == wanted.shape, name
-    least = terms if wanted.numel() == 1 and precision == "bf16" else 0.0
+    if wanted.numel() == 1 and precision == "bf16":
+        least = max(least, terms)
     a, b, c = (_Vector(one) for one in (found, own, wanted))
     error = b.error(c, b.numbers - c.numbers, least)
     usual, most = TOLERANCES[precision], tolerance(precision, error)
@@ -188,6 +209,24 @@ def compare_beside(
         usual=usual if most > usual else None,
         most_apart=max(usual, OWN_SHARE * error) if held else math.inf,
     )
+
+
+def least_norm(precision: str, numbers: int, rounding: float) -> float:
+    """Return the norm to which the error of sums that nearly cancel or underflow is relative.
+
+    With it, an error of a few times ``rounding`` passes where the sums are few. If they do not
+    cancel, it is far less than their own norm. In bf16, where rounding is large, other rules hold.
+
+    Args:
+        precision: ``fp64``, ``fp32``, ``tf32`` or ``bf16``.
+        numbers: Elements of the tensor.
+        rounding: The absolute error that the reference makes in this precision, as
+            :meth:`elman.parity.experiment.Experiment.rounding` returns it.
+    """
+    floor = _UNDERFLOW * math.sqrt(numbers)
+    if precision != "bf16" and numbers <= _FEW:
+        floor = max(floor, _ROUNDINGS * rounding)
+    return floor / TOLERANCES[precision]
 
 
 def tolerance(precision: str, reference_error: float) -> float:
