@@ -65,8 +65,7 @@ def run(job: PreparedRun) -> ExitStatus:
         backend = config.kernels.backend
         result = _described(settings, checkpoint, trained, reader, text, backend)
         facts = result.model_dump() | {"meta": checkpoint.meta, "revision": revision()}
-        facts["changes"] = settings.changes
-        kept = KeptParts(facts | {"offsets": text.offsets_d.tolist()})
+        kept = KeptParts(facts | {"changes": settings.changes, "bytes": text.fingerprint()})
         with ProgressBar("starting", Console(stderr=True), quiet=PLAIN_SECONDS) as bar:
             subject = Subject(reader, text, settings.seed, settings.changes)
             measure(subject, settings.parts, result, kept, bar.begin, bar.show)

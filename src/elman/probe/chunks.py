@@ -8,6 +8,7 @@ Shape legend: b rows, t positions of a chunk, v byte values; t1 is one position 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -235,6 +236,14 @@ class Text:
     def read(self, start: int, count: int) -> Bytes:
         """Return bytes of every document: uint8 [d, n]."""
         return self.source.gather(self.offsets_d + start, count)
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the bytes of all documents."""
+        digest = hashlib.sha256()
+        for offset in self.offsets_d:
+            row_1n = self.source.gather(np.array([offset]), self.length + 1)
+            digest.update(np.ascontiguousarray(row_1n).data)
+        return digest.hexdigest()
 
     def some(self, documents_g: Offsets) -> Text:
         """Return some of the documents."""
