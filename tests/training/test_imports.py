@@ -63,6 +63,21 @@ def test_operations_of_a_baseline_are_counted_without_what_compiles() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_proof_is_made_without_what_compiles() -> None:
+    code = (
+        "import sys; from elman.config.compose import compose_config\n"
+        "from elman.parity.experiment import Run\n"
+        "from elman.parity.proof import prove_norms, prove_runs\n"
+        "model = compose_config(['model=e88_tiny']).model\n"
+        "runs = [Run('reference', 'cpu', 'fp32'), Run('reference', 'cpu', 'bf16')]\n"
+        "assert prove_runs(model, runs, seed=1, quick=True).passed\n"
+        "assert prove_norms(64, runs, seed=1, quick=True).passed\n"
+        "assert not {'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_fails_ahead_of_a_run_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> float:
         raise RuntimeError("a cell's plain form fails on the meta device")

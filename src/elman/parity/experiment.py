@@ -243,17 +243,18 @@ def poisoned() -> Iterator[None]:
     """Fill every uninitialized buffer with NaN, so that an unwritten element fails the check.
 
     torch does this when deterministic algorithms are on; it only warns about operations that
-    cannot be deterministic.
+    cannot be deterministic. Its public function also imports the compiler, which takes seconds.
     """
+    switch = torch._C._set_deterministic_algorithms
     before = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    switch(True, warn_only=True)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*deterministic.*")
             yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warned_only)
+        switch(before, warn_only=warned_only)
 
 
 @contextmanager
