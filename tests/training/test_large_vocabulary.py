@@ -5,6 +5,7 @@ The texts here are bytes, which are a few tokens of the vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
 from elman.data.text import open_data
 from elman.models.build import build_model
+from elman.modes import train_description
 from elman.ops import cross_entropy
 from elman.training.assembly import new_state, state_of
 from elman.training.loop import take_step
@@ -158,6 +160,18 @@ def functional_call(model: Any, weights: dict[str, Tensor]) -> Callable[[Tensor]
 
     own = {f"model.{name}": value for name, value in weights.items()}
     return lambda tokens_bt: torch.func.functional_call(Loss(), own, (tokens_bt,))
+
+
+def test_a_run_says_how_its_loss_is_computed(train, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(train_description, "VOCAB_SIZE", 255)
+    train(folder="whole")
+    assert "cross entropy over 256 tokens from whole logits" in capsys.readouterr().out
+    monkeypatch.setattr(cross_entropy, "_BYTES", 255)
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 256 * 8)
+    train(folder="chunks")
+    said = re.search(r"over 256 tokens in chunks of 8 of (\d+) positions", capsys.readouterr().out)
+    assert said is not None
+    assert int(said[1]) > 8
 
 
 def test_the_memory_estimate_knows_that_logits_are_not_whole(composed, monkeypatch) -> None:

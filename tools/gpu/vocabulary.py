@@ -6,13 +6,17 @@
 ``numbers`` compares loss and gradients of both ways with fp64, under autocast; each runs twice with
 the same bits, and a CUDA graph of the chunks has the same bits, too. ``sizes`` gives the peak of
 memory that each way allocates beside its inputs, forward and backward, and their times in turn. On
-a CPU the sizes are small and nothing is measured.
+a CPU the numbers are of small sizes, and the peak is that of a process of its own, without times:
+
+    python tools/gpu/run.py vocabulary sizes --device cpu rows=4 dim=256
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -95,17 +99,38 @@ def sizes(job: Job) -> None:
     case = Case(job.device, at["vocabulary"], at["dim"], positions, chunk)
     for way in WAYS:
         job.measure({"way": way, "positions": positions, "chunk": chunk}, partial(_peak, case, way))
+    if job.device == "cpu":
+        return
     calls = {way: partial(case.results, way) for way in WAYS}
     job.measure({"dim": at["dim"], "vocabulary": at["vocabulary"]}, lambda: _times(calls, at))
 
 
 def _peak(case: Case, way: str) -> Row:
+    if case.device == "cpu":
+        return {"peak_gb": round(_peak_of_a_fork(partial(case.results, way)) / 1e9, 3)}
     case.results(way)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     case.results(way)
     return {"peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 3)}
+
+
+def _peak_of_a_fork(call: Callable[[], Any]) -> int:
+    """Return the bytes by which a call raises the peak of a process that has made nothing yet."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def child() -> None:
+        torch.set_num_threads(1)  # a fork has no threads of the pool
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        call()
+        theirs.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    kib: int = ours.recv()
+    process.join()
+    return 1024 * kib
 
 
 def _times(calls: dict[str, partial[list[Tensor]]], at: Mapping[str, Any]) -> Row:
@@ -119,5 +144,5 @@ def _times(calls: dict[str, partial[list[Tensor]]], at: Mapping[str, Any]) -> Ro
 CHECK = Check(
     {"numbers": numbers, "sizes": sizes},
     settings={"vocabulary": 50281, "dim": 1664, "rows": 32, "steps": 512, "rounds": 7},
-    on_cpu=("numbers",),
+    on_cpu=("numbers", "sizes"),
 )
