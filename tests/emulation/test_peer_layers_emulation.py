@@ -79,7 +79,7 @@ def test_the_check_before_a_run_passes_a_transformer(ran, precision) -> None:
     assert {"rotary_forward", "rotary_backward", "swiglu_forward", "swiglu_backward"} <= {*ran}
 
 
-@pytest.mark.parametrize("name", ["lstm", "slstm"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "slstm"])
 def test_the_check_before_a_run_passes_a_network_on_the_dense_engine(
     ran, name: str, monkeypatch
 ) -> None:

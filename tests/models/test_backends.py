@@ -45,7 +45,7 @@ def test_auto_takes_the_fastest_that_runs_here(requested, device, wanted) -> Non
 @pytest.mark.parametrize("name", ["gru", "llama", "lstm"])
 def test_baselines_made_of_pytorchs_own_layers_run_those(name, device) -> None:
     """A transformer has kernels of ours around PyTorch's attention; the others the dense engine."""
-    cell, kernels = registry.cell(name), {"cpu"} if name == "gru" else {"cuda"}
+    cell, kernels = registry.cell(name), {"cpu", "cuda"} if name == "gru" else {"cuda"}
     assert choose_backend(cell, "auto", device) == (device if device in kernels else "torch")
     assert choose_backend(cell, "torch", device) == "torch"
 
@@ -105,14 +105,14 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 
 
 def test_every_cell_has_cuda_where_it_has_cpu() -> None:
-    """But for those of PyTorch: a GRU has the CPU's alone, the others a GPU's."""
-    cells = [one for one in registry.cells().values() if one.engine != "torch"]
+    """But for the transformer and PyTorch's LSTM, whose CPU has PyTorch's own kernels alone."""
+    cells = [one for one in registry.cells().values() if one.name not in ("llama", "lstm")]
     compiled = {c.name for c in cells if "cuda" in c.backends}
     assert compiled == {c.name for c in cells if "cpu" in c.backends}
     engines = {c.engine for c in cells if "cuda" in c.backends}
-    assert engines == {"matrix_state", "channel", "dense", "tape"}
+    assert engines == {"matrix_state", "channel", "dense", "tape", "torch"}
     for cell in (c for c in cells if "cuda" in c.backends):
-        order = ("reference", "cpu", "triton", "cuda")
+        order = ("torch" if cell.engine == "torch" else "reference", "cpu", "triton", "cuda")
         assert cell.backends == tuple(n for n in order if n != "triton" or n in cell.backends)
 
 

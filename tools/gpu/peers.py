@@ -26,9 +26,10 @@ from tools.gpu.job import Check, Job, Row
 from tools.gpu.padding import plain
 from tools.gpu.peer_speed import OURS, WARMUP, Training, built
 
-CUDNN = "lstm on cuDNN"
+CUDNN = {"lstm on cuDNN": "lstm", "gru on cuDNN": "gru"}
+"""Models that PyTorch's own networks run, by what a row calls them."""
 PEERS = (
-    *(OURS, "llama", "lstm", CUDNN, "cudalstm", "gru", "slstm", "m2rnn", "mingru", "minlstm"),
+    *(OURS, "llama", "lstm", "gru", *CUDNN, "cudalstm", "slstm", "m2rnn", "mingru", "minlstm"),
     *("mamba2", "fla-gdn", "gdn-neg", "kda", "mamba3", "rwkv7", "gdn2", "deltaproduct"),
 )
 PRODUCTS = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|splitK", re.IGNORECASE)
@@ -40,7 +41,7 @@ TAPS = 8
 
 def model_of(name: str) -> LanguageModel:
     """Return a peer as training builds it."""
-    return built("lstm", backend="torch") if name == CUDNN else built(name)
+    return built(CUDNN[name], backend="torch") if name in CUDNN else built(name)
 
 
 def warm(job: Job) -> None:

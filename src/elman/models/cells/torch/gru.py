@@ -1,6 +1,6 @@
-"""Cell GRU: PyTorch's own network, with the reset gate after the matrix.
+"""Cell GRU: PyTorch's own network on this project's kernels, with the reset gate after the matrix.
 
-On a CPU the dense engine runs it, on a GPU cuDNN.
+On a GPU they stand in place of cuDNN's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CELL = Cell(
     source="vector-state specification 5.1; lm-and-training specification 5.4",
     no_resets=no_resets,
     options=OPTIONS,
-    backends=("torch", "cpu"),
+    backends=("torch", "cpu", "cuda"),
     rule=wide_enough,
     path=path,
 )

@@ -178,8 +178,8 @@ class GRU(TorchRNN):
     """h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n)), [r; z] = sigmoid(W x + b + U h + c).
 
     The reset gate acts after the matrix and z keeps the state, both unlike
-    :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``. Backend ``cpu`` runs
-    the steps on the dense engine, ``torch`` on PyTorch's own network.
+    :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``. Backends ``cpu`` and
+    ``cuda`` run the steps on the dense engine, ``cuda`` and ``torch`` as of :class:`LSTM`.
     """
 
     cell = gru.CELL
