@@ -34,6 +34,8 @@ def pytest_configure() -> None:
     What a script starts in the background ignores SIGINT, and what nohup starts ignores SIGHUP; so
     do their children.
     """
+    # A GPU that a test begins to use has this, too; kept for it, a seed takes half a millisecond.
+    torch.manual_seed(0)
     # Before anything imports triton: its interpreter runs elman's own Triton kernels without a GPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault(PROGRESS_VARIABLE, "off")
@@ -61,7 +63,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     What is marked ``compiler`` is skipped where there is none; in CI it fails instead.
     """
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     received.clear()
     wanted = os.environ.get("CI") != "true" and item.get_closest_marker("compiler")
     if wanted and (problem := compiler_problem()):

@@ -239,7 +239,7 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def build(case: Case, **kwargs: Any) -> Any:
     """Return a layer of a fixed seed in which nothing hides behind a zero."""
     name, options = case
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     layer = getattr(elman.layers, name)(DIM, **options, **kwargs)
     with torch.no_grad():
         for parameter in layer.parameters():
