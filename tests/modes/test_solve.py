@@ -524,9 +524,9 @@ def test_a_sweep_over_targets_of_operations_names_their_unit(
 
 def test_several_sizes_are_found_for_a_number_of_operations(elman_here: Elman) -> None:
     typed = ("mode=solve", "model=e4", "model.depth=2", "train.chunk_size=8")
-    status, output, errors = elman_here(*typed, "solve.flops=20M", "solve.over=[expansion,rank]")
+    status, output, errors = elman_here(*typed, "solve.flops=20M", "solve.over=[dim,rank]")
     assert (status, errors) == (0, "")
-    assert output.splitlines()[0] == "e4: expansion, rank for 20,000,000 FLOPs a byte"
+    assert output.splitlines()[0] == "e4: dim, rank for 20,000,000 FLOPs a byte"
     (command,) = re.findall(r"^train it: (.+)$", output, re.M)
     config = compose_config(shlex.split(command)[1:])
     assert flops_per_byte(config.model, config.train) == pytest.approx(20e6, rel=0.005)
