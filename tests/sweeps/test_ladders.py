@@ -54,9 +54,8 @@ def check_complete(sweeps: Sweeps, sizes: tuple[str, ...] = SIZES) -> Tuned:
     return tuned
 
 
-def test_a_ladder_predicts_its_largest_size_before_it_is_trained(sweeps: Sweeps) -> None:
-    status, output = sweeps.run(MODELS, *SHORT)
-    assert status == 0, output
+def check_predicted(sweeps: Sweeps, output: str) -> None:
+    """Check what a ladder predicted before it trained its largest sizes, and what it says of it."""
     tuned = check_complete(sweeps)
     jobs: list[dict[str, Any]] = sweeps.record()["jobs"]
     for family in ("e88", "e1"):
@@ -78,6 +77,26 @@ def test_a_ladder_predicts_its_largest_size_before_it_is_trained(sweeps: Sweeps)
     assert [*found["ladders"][0]["families"]] == ["e88", "e1"]
 
 
+def test_a_ladder_predicts_its_largest_size_before_it_is_trained_and_a_larger_one_anew(
+    sweeps: Sweeps,
+) -> None:
+    status, output = sweeps.run(MODELS, *SHORT)
+    assert status == 0, output
+    check_predicted(sweeps, output)
+    before = sweeps.tuned().predictions
+    add = f"sweep.add={sweeps.sweep}"
+    status, output = sweeps.run("-m", add, "tune.trials=6")
+    assert status == ExitStatus.USER_ERROR
+    assert "tune.trials: a ladder's lines are drawn through its trials" in output
+    status, output = sweeps.run("-m", add, "model=e88_800k,e1_800k")
+    assert status == 0, output
+    tuned = check_complete(sweeps, (*SIZES, "800k"))
+    assert len(tuned.arms) == 8
+    assert {label: tuned.predictions[label] for label in before} == before
+    assert [len(tuned.predictions[f"{one}_800k"].sizes) for one in ("e88", "e1")] == [3, 3]
+    assert not tuned.predictions["e88_800k"].is_open
+
+
 def test_a_killed_ladder_goes_on_and_keeps_what_it_predicted(sweeps: Sweeps) -> None:
     started = sweeps.start(MODELS, *SHORT, STUB_SECONDS="0.3")
     predicted: dict[str, Any] = {}
@@ -96,23 +115,6 @@ def test_a_killed_ladder_goes_on_and_keeps_what_it_predicted(sweeps: Sweeps) -> 
     assert started.returncode == 0, output
     tuned = check_complete(sweeps)
     assert predicted.items() <= tuned.predictions.items()
-
-
-def test_a_ladder_gets_a_larger_size_which_is_predicted_anew(sweeps: Sweeps) -> None:
-    status, output = sweeps.run(MODELS, *SHORT)
-    assert status == 0, output
-    before = sweeps.tuned().predictions
-    add = f"sweep.add={sweeps.sweep}"
-    status, output = sweeps.run("-m", add, "tune.trials=6")
-    assert status == ExitStatus.USER_ERROR
-    assert "tune.trials: a ladder's lines are drawn through its trials" in output
-    status, output = sweeps.run("-m", add, "model=e88_800k,e1_800k")
-    assert status == 0, output
-    tuned = check_complete(sweeps, (*SIZES, "800k"))
-    assert len(tuned.arms) == 8
-    assert {label: tuned.predictions[label] for label in before} == before
-    assert [len(tuned.predictions[f"{one}_800k"].sizes) for one in ("e88", "e1")] == [3, 3]
-    assert not tuned.predictions["e88_800k"].is_open
 
 
 def test_the_plan_of_a_ladder_says_its_stages_and_its_cost(elman: Callable[..., Ended]) -> None:
