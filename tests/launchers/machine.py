@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from elman.devices import locks, nvml
+from tests.stubs.forked import Popen
 
 STUBS = Path(__file__).parents[1] / "stubs" / "stub_modes"
 
@@ -59,7 +60,7 @@ class Machine:
         )
         numbers = [str(value) for value in (seconds, save, wait, each, share)]
         script = str(STUBS / "stub_launcher.py")
-        started = subprocess.Popen(
+        started = Popen(
             [sys.executable, script, str(self.folder), str(first), ends, *numbers],
             env=environment,
             stdout=subprocess.PIPE,

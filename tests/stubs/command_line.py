@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elman.cli.main import main
+from tests.stubs.forked import run_to_end
 
 STUBS = Path(__file__).with_name("stub_modes")
 
@@ -61,14 +62,8 @@ def elman_process(tmp_path: Path, stub_environment: dict[str, str]) -> Callable[
     """Return ``elman_process(*arguments)``, run in a fresh process in an empty folder."""
 
     def run(*arguments: str) -> Ended:
-        done = subprocess.run(
-            [sys.executable, "-m", "elman", *arguments],
-            cwd=tmp_path,
-            env=stub_environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        command = [sys.executable, "-m", "elman", *arguments]
+        where = {"cwd": tmp_path, "env": stub_environment}
+        return Ended(*run_to_end(command, stderr=subprocess.PIPE, **where))
 
     return run

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.devices import locks, nvml
+from tests.stubs.forked import Popen
 
 
 class Commands:
@@ -38,7 +39,7 @@ class Commands:
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Start a command, with more in its environment."""
-        started = subprocess.Popen(
+        started = Popen(
             [sys.executable, *self.before, *arguments],
             cwd=self.folder,
             env=self.environment | more,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from elman.devices import locks, nvml
+from tests.stubs.forked import Popen
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 
@@ -158,9 +159,7 @@ def test_a_preempted_job_goes_on_in_its_folder_on_a_gpu_of_its_own(
         "CUDA_VISIBLE_DEVICES": "1",
     }
     command = [sys.executable, "-m", "elman", "-m", "train.steps=908", "train.seed=1,2"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as sweep:
+    with Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as sweep:
         for seed in (1, 2):
             _preempt(tmp_path, seed)
         output, _ = sweep.communicate(timeout=180)

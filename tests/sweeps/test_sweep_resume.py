@@ -18,6 +18,7 @@ import pytest
 
 from elman.devices import locks, nvml
 from elman.runs.status import OutsideEnd, ended_as
+from tests.stubs.forked import Popen, run_to_end
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 NEW = ("typed", "argv", "cwd", "flags", "hydra", "launcher")
@@ -37,16 +38,8 @@ def home(tmp_path: Path) -> Path:
 
 def command(cwd: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
     """Return the exit status of a command in a folder, and all that it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "elman", *arguments],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout
+    typed = [sys.executable, "-m", "elman", *arguments]
+    return run_to_end(typed, stderr=subprocess.STDOUT, cwd=cwd, env=environment)[:2]
 
 
 def only_sweep(folder: Path) -> Path:
@@ -133,7 +126,7 @@ def test_a_signal_ends_with_how_it_goes_on(
     home: Path, stub_environment: dict[str, str], number: signal.Signals, launcher: str
 ) -> None:
     arguments = ["-m", "train.steps=905,3", f"launcher={launcher}"]
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "elman", *arguments],
         cwd=home,
         env=stub_environment,

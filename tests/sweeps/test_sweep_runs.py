@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elman.config.compose import compose_config
+from tests.stubs.forked import Popen
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 
@@ -77,7 +78,7 @@ def test_ctrl_c_lets_the_running_job_save_and_starts_no_other(
     tmp_path: Path, stub_environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "elman", "-m", "train.steps=3,905,4,5"]
-    with subprocess.Popen(
+    with Popen(
         command, cwd=tmp_path, env=stub_environment, stdout=subprocess.PIPE, text=True
     ) as sweep:
         deadline = time.monotonic() + 180

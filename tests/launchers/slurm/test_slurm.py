@@ -32,16 +32,9 @@ from elman.launchers.slurm_queue import outside_end
 from elman.launchers.slurm_rank import first_host, slurm_environment
 from elman.runs.status import ended_as
 from elman.sections.launching import SlurmLauncher
+from tests.stubs.forked import Popen
 
 STUBS = Path(__file__).parents[2] / "stubs" / "stub_modes"
-# The command line with an eye on the queue that suits one node.
-ELMAN = """
-import sys
-from elman.cli.main import main
-from elman.launchers import slurm
-slurm.POLL_SECONDS = 0.5
-sys.exit(main())
-"""
 
 
 def _node() -> Any:
@@ -98,9 +91,9 @@ class Sweep:
         }
         if programs is not None:
             environment["PATH"] = f"{programs}:{environment['PATH']}"
-        program = [str(STUBS.with_name("growing_sweep.py"))] if grows else ["-c", ELMAN]
-        self.process = subprocess.Popen(
-            [sys.executable, *program, *launcher, *arguments],
+        program = STUBS.with_name("growing_sweep.py" if grows else "slurm_sweep.py")
+        self.process = Popen(
+            [sys.executable, str(program), *launcher, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,

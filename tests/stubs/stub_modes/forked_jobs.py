@@ -1,4 +1,6 @@
-"""Lets a launcher fork the processes of its jobs: each need not import again what it has.
+"""Lets a process fork those that it starts: each need not import again what it has.
+
+A launcher forks its jobs so, and ``tests/stubs/stub_server.py`` whole commands.
 
 A process keeps all that is between the two: its parent, group, descriptors, folder, environment,
 signals and exit status. What the launcher's modules remember of the launcher is forgotten.
@@ -45,17 +47,31 @@ def _forked(popen: Any, *given: Any) -> None:
     if not _is_job(args, env):
         _execute(popen, *given)
         return
-    popen.pid = os.fork()
-    if popen.pid == 0:
+    popen.pid = fork(args, passed, cwd, env, (pipes[0], pipes[3], pipes[5]), *given[-2:])
+    popen._child_created = True
+    popen._close_pipe_fds(*pipes)
+
+
+def fork(
+    args: Sequence[str],
+    passed: Sequence[int],
+    cwd: Any,
+    env: Any,
+    streams: Sequence[int],
+    new_session: bool = False,
+    group: int = -1,
+) -> int:
+    """Return the id of a fork that becomes what these arguments would start."""
+    pid = os.fork()
+    if pid == 0:
         status = 70
         try:
-            _become(args, passed, cwd, env, (pipes[0], pipes[3], pipes[5]), *given[-2:])
+            _become(args, passed, cwd, env, streams, new_session, group)
             status = _run(args)
         except BaseException:
             traceback.print_exc()
         _leave(status)
-    popen._child_created = True
-    popen._close_pipe_fds(*pipes)
+    return pid
 
 
 def _become(
@@ -84,6 +100,8 @@ def _become(
         new = dict(env)
         os.environ.clear()
         os.environ.update(new)
+    if "STUB_FORKS" not in os.environ:
+        subprocess.Popen._execute_child = _execute  # type: ignore[method-assign]
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             ours = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -143,13 +161,17 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _run(args: Sequence[str]) -> int:
-    words = [text for text in args[1:] if text != "-u"]
-    module = words[1]
-    sys.argv, sys.orig_argv = [module, *words[2:]], list(args)
+    module, words = _module(args)
+    sys.argv, sys.orig_argv = words, list(args)
     if module == _WORKER:
         del sys.modules[module]  # its launcher knows its name; Python warns of that
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module is None:
+            sys.path[0] = os.path.dirname(words[0])
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
@@ -163,6 +185,12 @@ def _run(args: Sequence[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _module(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the module that Python's arguments name, None for a script, and ``sys.argv``."""
+    words = [text for text in args[1:] if text != "-u"]
+    return (words[1], words[1:]) if words[0] == "-m" else (None, words)
 
 
 def _leave(status: int) -> NoReturn:

@@ -18,6 +18,7 @@ _STUBS = {
     "elman.modes.eval": "stub_mode.py",
     "elman.modes.generate": "stub_mode.py",
     "elman.models.build": "stub_build.py",
+    "elman.sweeps.live_report": "stub_live_report.py",
     "elman.training.flops": "stub_flops.py",
 }
 
