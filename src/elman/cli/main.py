@@ -23,7 +23,6 @@ from elman.base.exit_status import ExitStatus, interrupted_status
 from elman.base.phases import Phases, count_from_start_of_process
 from elman.base.version import __version__
 from elman.cli import flags
-from elman.cli.session import at_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _FOLLOWER_SECONDS = 2.0
 
 
-def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = at_once) -> int:
+def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lambda: None) -> int:
     """Run one command line and return its exit status.
 
     Args:
@@ -152,13 +151,10 @@ def _run_mode(job: PreparedRun) -> int:
     from elman.base.disk import is_disk_trouble, no_room
     from elman.base.named_path import path_at_fault
     from elman.cli import session
-    from elman.devices.context import begin_with_gpu
     from elman.devices.cpu import let_threads_sleep
     from elman.runs.folder import discard_folder
 
     let_threads_sleep()
-    if job.config.mode == "train" and session.current().before_run is session.at_once:
-        begin_with_gpu(job.config.train.device)
     fresh = job.folder if not job.resumed else None
     job.phases.end("start")
     try:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from elman.runs.prepared import PreparedRun
 
 
-def at_once() -> None:
-    """Return: no launcher has to find a place for the job of this process."""
-
-
 class StopRun(SystemExit):
     """Carries an exception out of a Hydra callback, which would turn it into a warning."""
 
@@ -48,7 +44,7 @@ class Session:
 
     config_flags: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
-    before_run: Callable[[], None] = at_once
+    before_run: Callable[[], None] = lambda: None
     start: Start | None = None
     run: Callable[[PreparedRun], int] | None = None
     job: PreparedRun | None = None
