@@ -43,7 +43,6 @@ MEANT = {
     "train.minute": "train.minutes",
     "train.max_steps": "train.steps",
     "seq_len": "train.chunk_size",
-    "model.layers": "model.depth",
     "model.d_model": "model.dim",
     "model.hidden_size": "model.dim",
     "steps": "train.steps",
@@ -65,7 +64,7 @@ def test_a_key_is_suggested_by_its_meaning(typed: str) -> None:
     ("typed", "meant"),
     [
         ("optimizer=adamw", "did you mean optim=adamw?"),
-        ("model.layers=3", "(did you mean depth?)"),
+        ("model.layers=3", "(did you mean model.depth=3?)"),
         ("model=xlstm", "did you mean model=slstm?"),
         ("model/e88_ablation=e88b_nonorm_1792x20", "did you mean model=e88b_nonorm_1792x20?"),
     ],

@@ -23,11 +23,13 @@ def pasteable(key: str, text: str) -> str:
 
 
 def as_override(value: object) -> str:
-    """Return a setting's value (a simple type, or a list of them) in the override grammar."""
+    """Return a setting's value (a simple type, or a list or mapping) in the override grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_override, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{as_override(one)}' for key, one in value.items())}}}"
     return quoted(value) if isinstance(value, str) else repr(value)
 
 

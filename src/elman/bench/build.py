@@ -18,6 +18,7 @@ from elman.config.run_config import RunConfig
 from elman.data.text import AnyRunData, open_data
 from elman.models.build import layer_class
 from elman.models.cells import registry
+from elman.models.mixed import requested_backends
 from elman.sections.training import TrainConfig
 
 _SEED = 42
@@ -26,18 +27,20 @@ _SEED = 42
 def layer_subjects(
     config: RunConfig, chosen: Sequence[Entry], device: torch.device
 ) -> tuple[list[LayerSubject], list[str]]:
-    """Return one layer of every entry and of every installed peer."""
+    """Return one layer of each kind in every entry, and of every installed peer."""
     settings = config.bench
     assert settings is not None
     torch.manual_seed(_SEED)
     shape = (settings.batch_size, settings.chunk_size)
     subjects: list[LayerSubject] = []
     for entry in chosen:
-        layer = _layer(entry, device)
-        x_btd = torch.randn(*shape, entry.model.dim, device=device)
-        subject = LayerSubject(entry.model.name, layer, x_btd, entry.backend, settings.precision)
-        subject.path = entry.path
-        subjects.append(subject)
+        for part in _parts(entry):
+            layer = _layer(part, device)
+            x_btd = torch.randn(*shape, entry.model.dim, device=device)
+            name = f"{part.model.name}, {part.model.cell}" if entry.model.mixed else part.model.name
+            subject = LayerSubject(name, layer, x_btd, part.backend, settings.precision)
+            subject.path = part.path
+            subjects.append(subject)
     notes = []
     x_btd = torch.randn(*shape, config.model.dim, device=device)
     for peer_name in settings.peers:
@@ -50,6 +53,11 @@ def layer_subjects(
             LayerSubject(peer_name, peer.module, x_btd, peer.path, settings.precision, peer.level)
         )
     return subjects, notes
+
+
+def _parts(entry: Entry) -> list[Entry]:
+    backends = requested_backends(entry.model, entry.backend)
+    return [Entry(*pair) for pair in zip(entry.model.parts(), backends, strict=True)]
 
 
 def _layer(entry: Entry, device: torch.device) -> torch.nn.Module:

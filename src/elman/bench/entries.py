@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.models.backends import AUTO, computation_path, resolve_backend, slow_note
-from elman.models.cells import registry
+from elman.models.backends import AUTO
+from elman.models.mixed import paths, resolved_backends, slow_notes
 from elman.sections.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Entry:
 
     Args:
         model: Group ``model``.
-        backend: The backend's name, never ``auto``.
+        backend: The backend's name, never ``auto``; of a mixed stack the names of its parts.
     """
 
     model: ModelConfig
@@ -37,7 +37,7 @@ class Entry:
     @property
     def path(self) -> str | None:
         """Words for what computes a packaged baseline; None for other cells."""
-        return computation_path(registry.cell(self.model.cell), self.backend)
+        return paths(self.model, self.backend)
 
 
 def benched_models(config: RunConfig, search: Sequence[str] = ()) -> list[ModelConfig]:
@@ -88,16 +88,14 @@ def entries(
     found: list[Entry] = []
     notes: list[str] = []
     for model in models:
-        cell = registry.cell(model.cell).under(model.options)
         for requested in backends:
             try:
-                backend = resolve_backend(cell, requested, device, allow_slow=allow_slow)
+                backend = resolved_backends(model, requested, device, allow_slow=allow_slow)
             except UserError as error:
                 notes.append(f"{model.name} left out: {error}")
                 continue
-            slow = slow_note(cell, requested, device, backend) if requested == AUTO else None
-            if slow is not None and slow not in notes:
-                notes.append(slow)
+            slow = slow_notes(model, requested, device, backend) if requested == AUTO else []
+            notes += [one for one in slow if one not in notes]
             entry = Entry(model, backend)
             # auto may resolve to a named backend, and a model may be named twice.
             if entry not in found:

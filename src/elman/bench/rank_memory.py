@@ -13,8 +13,7 @@ from math import ceil
 
 from elman.base.units import GPU_MEMORY
 from elman.config.run_config import RunConfig
-from elman.models.build import build_model
-from elman.sections.model import ModelConfig
+from elman.models.counts import count_params
 from elman.training.memory.estimate import BYTES_PER_PARAMETER
 from elman.training.memory.quick import quick_memory
 
@@ -61,13 +60,11 @@ def rank_memory(config: RunConfig, ranks: int) -> RankMemory:
 
 def saved_by_shards(config: RunConfig, ranks: int) -> int:
     """Return the bytes that ``parallel.shard=full`` saves on each rank; never less than 0."""
-    one, two = (_params(config.model, config.kernels.backend, depth) for depth in (1, 2))
-    layer, outside = two - one, one - (two - one)
-    params = outside + config.model.depth * layer
+    few, more = config.model.few_layers()
+    one, *further = (
+        count_params(model, config.kernels.backend) for model in (few, *(two for two, _ in more))
+    )
+    layers = [two - one for two in further]
+    params = one + sum(n * layer for (_, n), layer in zip(more, layers, strict=True))
     parts = BYTES_PER_PARAMETER * (params - ceil(params / ranks))
-    return max(0, parts - _GATHERED_BYTES * max(layer, outside))
-
-
-def _params(model: ModelConfig, backend: str, depth: int) -> int:
-    resized = model.model_copy(update={"depth": depth, "expected_params": None})
-    return build_model(resized, backend=backend, device="meta").num_params()
+    return max(0, parts - _GATHERED_BYTES * max(*layers, one - sum(layers)))

@@ -89,7 +89,8 @@ def _chosen(model: ModelConfig, arguments: Arguments) -> list[str]:
         (base,) = listed_models([model.name], places)
     else:
         listed = listed_models(names, places)
-        same = [one for one in listed if one.config is not None and one.config.cell == model.cell]
+        of_cell = (one for one in listed if one.config and one.config.cell == model.cell)
+        same = [one for one in of_cell if one.config and not one.config.mixed]
         if not same:
             raise UserError(
                 f"{_KEY}: its model {model.name} has the cell {model.cell}, and no model file "

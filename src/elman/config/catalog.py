@@ -57,7 +57,7 @@ class Listed:
 
     def has(self, text: str) -> bool:
         """Whether its name, cell, source or folder contains a text, in any letters."""
-        cell = self.config.cell if self.config else ""
+        cell = self.config.cells if self.config else ""
         parts = (self.name, cell, self.source, self.folder)
         return any(text.lower() in part.lower() for part in parts)
 
@@ -198,9 +198,9 @@ class _Reader:
         if not isinstance(content, dict) or "_self_" not in (content.get("defaults") or ()):
             raise _NotPlainError
         values = [value for key, value in content.items() if key != "defaults"]
-        if not all(isinstance(value, bool | int | float | str | None) for value in values):
+        if not all(isinstance(value, bool | int | float | str | list | None) for value in values):
             raise _NotPlainError
-        if any(isinstance(value, str) and "${" in value for value in values):
+        if any(isinstance(value, str | list) and "${" in str(value) for value in values):
             raise _NotPlainError
         return {str(key): value for key, value in content.items()}
 

@@ -74,6 +74,7 @@ def _defaults(cell: Cell) -> dict[str, Any]:
         "mlp_ratio": 0.0,
         "allow_unaligned": False,
         "expected_params": None,
+        "layers": None,
     }
     return node | {name: option.default for name, option in cell.options.items()}
 

@@ -158,5 +158,5 @@ def size_keys(cell_name: str) -> frozenset[str]:
     options = registry.cell(cell_name).options
     sizes = {name for name, option in options.items() if option.size}
     return frozenset(
-        f"model.{key}" for key in sizes | {"cell", "dim", "depth", "wrapper", "mlp_ratio"}
+        f"model.{key}" for key in sizes | {"cell", "dim", "depth", "wrapper", "mlp_ratio", "layers"}
     )

@@ -17,7 +17,7 @@ def _by_word(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 KEYS = _by_word(
     {
         "model.dim": "d_model embed_dim hidden hidden_dim hidden_size n_embd width",
-        "model.depth": "layers n_layer n_layers num_layers",
+        "model.depth": "n_layer n_layers num_layers",
         "model.n_heads": "heads n_head num_heads",
         "model.n_state": "d_state state_size",
         "model.expansion": "expand",

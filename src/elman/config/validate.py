@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from elman.base.errors import UserError, nearest
+from elman.config.layer_entries import checked_layers
 from elman.config.ranks import check_ranks
 from elman.config.run_config import RunConfig, size_keys
 from elman.config.setting_mistakes import (
@@ -135,16 +136,19 @@ def check_read(named: Iterable[str], mode: Any) -> None:
 def _check_combinations(config: RunConfig) -> None:
     """Raise UserError on sections that are each right but do not go together."""
     model = config.model
-    registry.cell(model.cell).check_wrapper(model.wrapper)
-    registry.cell(model.cell).check_mlp(model.mlp_ratio)
-    if config.train.tbptt and model.options.get("context") == 0:
+    parts = [(registry.cell(one.cell), one) for one in model.parts()]
+    for cell, part in parts:
+        cell.check_wrapper(part.wrapper)
+        cell.check_mlp(part.mlp_ratio)
+    if config.train.tbptt and any(part.options.get("context") == 0 for _, part in parts):
         raise UserError(
             "train.tbptt=true: a carried attention over every byte so far grows without end; "
             "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
         )
     if config.data.reset_at_documents:
         asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
-        registry.cell(model.cell).check_resets(model.options, asked, instead)
+        for cell, part in parts:
+            cell.check_resets(part.options, asked, instead)
     if isinstance(config.data, TaskConfig):
         _check_task(config.data, config.train)
     elif config.train.until_accuracy is not None:
@@ -261,6 +265,11 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
     named_options = frozenset(key.removeprefix("model.") for key in named)
     split = {key: model[key] for key in MODEL_KEYS if key in model}
     split["options"] = cell.parse_options(dim, given, named_options)
+    section = {**model, "dim": dim}
+    if (layers := checked_layers(section, split["options"], named_options)) is None:
+        split.pop("layers", None)
+    else:
+        split["layers"] = layers
     if named & size_keys(cell.name) and "model.expected_params" not in named:
         split["expected_params"] = None
     return split

@@ -178,7 +178,10 @@ class RunResult(Part):
         "on a CPU"
     )
     model: str | None = fact("model.name of its configuration")
-    cell: str | None = fact("model.cell of its configuration")
+    cell: str | None = fact(
+        "model.cell of its configuration; of a mixed stack its cells joined by +, the first "
+        "layer's first"
+    )
     config_hash: str | None = fact("eight hexadecimal digits of its configuration")
     started: str | None = fact("when this session of the run began, ISO 8601")
     ended: str | None = fact("when it ended, ISO 8601")
@@ -189,7 +192,8 @@ class RunResult(Part):
     state_bytes: Whole = number(
         "state that one layer carries from byte to byte, for one row, with the last inputs of its "
         "convolution; of a state that grows with the row (attention) at the end of "
-        "train.chunk_size bytes; null if the layer does not say what its state is",
+        "train.chunk_size bytes; of a mixed stack the mean over its layers; null if a layer does "
+        "not say what its state is",
         "bytes",
     )
     state_bytes_per_byte: Whole = number(
@@ -282,7 +286,10 @@ class RunResult(Part):
         "they were not compared",
         "bits",
     )
-    backend: str | None = fact("the backend that computed the recurrence (kernels.backend)")
+    backend: str | None = fact(
+        "the backend that computed the recurrence (kernels.backend); of a mixed stack those of its "
+        "kinds of layers, joined by + where they differ"
+    )
     precision: str | None = fact(
         "numbers of the products: bf16 or fp32 (train.precision, as this device understood it)"
     )

@@ -75,9 +75,8 @@ def wants_gpu(config: RunConfig) -> bool:
     if config.mode == "parity":
         if config.kernels.backend == REFERENCE:
             # On a GPU, plain PyTorch is checked only for cells that a run there computes by it.
-            return (
-                config.baseline.allow_slow and registry.cell(config.model.cell).package is not None
-            )
+            packages = (registry.cell(part.cell).package for part in config.model.parts())
+            return config.baseline.allow_slow and any(one is not None for one in packages)
         return config.kernels.backend != "cpu"
     sections = {
         "train": config.train,

@@ -262,14 +262,18 @@ def tuning_note(path: str | None, backend: str) -> str | None:
         path: What :func:`computation_path` returned.
         backend: The backend that runs it.
     """
-    if path is None or backend != "triton":
+    if path is None or "triton" not in backend.split("+"):
         return None
     return "Triton compiles and tunes the package's kernels first, which takes up to a minute"
 
 
 def on_slow_path(backend: str) -> bool:
-    """Return whether a cell runs as plain PyTorch without kernels, so its row gets a mark."""
-    return backend == REFERENCE
+    """Return whether a cell runs as plain PyTorch without kernels, so its row gets a mark.
+
+    Args:
+        backend: The backend; of a mixed stack those of its parts, joined by ``+``.
+    """
+    return REFERENCE in backend.split("+")
 
 
 def best_backend(cell: Cell, device_type: str) -> str:

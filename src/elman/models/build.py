@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from elman.models.cells import registry
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
+from elman.models.mixed import requested_backends, shared_backend
 from elman.sections.model import ModelConfig
 
 
@@ -40,17 +43,12 @@ def build_model(
         UserError: the cell has no such backend, its package cannot run on ``device``, or the
             parameter count is not ``config.expected_params``.
     """
-    cell, requested = registry.cell(config.cell), backend
-    cell.check_mlp(config.mlp_ratio)
-    if cell.package is not None and torch.device(device).type == "cuda":
-        backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
-    layer = layer_class(cell)
-    # A composed configuration has every option, but a layer refuses options that nothing reads.
-    changed = {k: v for k, v in config.options.items() if v != cell.options[k].default}
-    layers = [
-        layer(config.dim, **changed, backend=backend, device=device, dtype=dtype)
-        for _ in range(config.depth)
+    parts, order = config.parts(), config.order()
+    new = [
+        _layer_maker(part, requested, device, allow_slow=allow_slow)
+        for part, requested in zip(parts, requested_backends(config, backend), strict=True)
     ]
+    layers = [new[kind](device=device, dtype=dtype) for kind in order]
     for index, one in enumerate(layers):
         if isinstance(one, Mixer):
             one.place(index, layers)
@@ -59,14 +57,27 @@ def build_model(
         layers,
         config.wrapper,
         config.vocab_size,
-        mlp_width=config.mlp_width,
-        backend=requested,
+        mlp_widths=[parts[kind].mlp_width for kind in order],
+        backend=shared_backend(backend),
         reset_after=reset_after,
         device=device,
         dtype=dtype,
     )
     check_params(config, model.num_params())
     return model
+
+
+def _layer_maker(
+    part: ModelConfig, backend: str, device: torch.device | str, *, allow_slow: bool
+) -> Callable[..., nn.Module]:
+    """Return what makes a layer of a model with one cell."""
+    cell = registry.cell(part.cell)
+    cell.check_mlp(part.mlp_ratio)
+    if cell.package is not None and torch.device(device).type == "cuda":
+        backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
+    # A composed configuration has every option, but a layer refuses options that nothing reads.
+    changed = {k: v for k, v in part.options.items() if v != cell.options[k].default}
+    return partial(layer_class(cell), part.dim, **changed, backend=backend)
 
 
 def layer_class(cell: Cell) -> type[nn.Module]:

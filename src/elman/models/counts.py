@@ -1,7 +1,8 @@
 """Counts a model at other sizes, exactly: its parameters, or another number of its shape.
 
-Models of one and of two layers are counted. All layers after the first are equal, so the count is
-linear in depth. There is no formula here, so a count is right for every present and future cell.
+A model with one layer of each kind is counted, and for each kind one with two such layers. All
+layers of a kind after its first are equal, so the count is linear in their number. There is no
+formula here, so a count is right for every present and future cell.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ def resized_to(config: ModelConfig, sizes: Mapping[Size, Number]) -> ModelConfig
             options[over] = size
     resized = config.model_copy(update=changed)
     checked = registry.cell(config.cell).parse_options(resized.dim, options)
+    resized = resized.model_copy(update={"options": checked})
+    for part in resized.parts():
+        registry.cell(part.cell).parse_options(part.dim, part.options)
     if (rank := sizes.get("rank", 0)) > resized.dim:
         raise UserError(
             f"model.rank={rank}: larger than model.dim={resized.dim}; use a smaller one"
         )
-    return resized.model_copy(update={"options": checked})
+    return resized
 
 
 def count_params(config: ModelConfig, backend: str = "auto") -> int:
@@ -95,18 +99,32 @@ class Counts:
 
     def __init__(self, config: ModelConfig, count: CountOf, seen: Seen) -> None:
         self._config, self._count, self._seen = config, count, seen
-        self._layers: dict[frozenset[tuple[Size, Number]], tuple[float, float] | None] = {}
+        self._layers: dict[object, list[float] | None] = {}
+        self._numbers: dict[int, list[int]] = {}
 
     def at(self, sizes: Mapping[Size, Number]) -> float | None:
         """Return the count at these sizes; None if the cell or its backend refuses them."""
-        key = frozenset((name, size) for name, size in sizes.items() if name != "depth")
-        if key not in self._layers:
-            self._layers[key] = self._layer(dict(key))
-            self._seen(len(self._layers))
-        if (layer := self._layers[key]) is None:
-            return None
         depth = int(sizes.get("depth", self._config.depth))
-        return layer[0] + (depth - 1) * layer[1]
+        if not (numbers := self._more_layers(depth)):
+            return None
+        key = frozenset((k, size) for k, size in sizes.items() if k != "depth"), len(numbers)
+        if key not in self._layers:
+            self._layers[key] = self._layer({**sizes, "depth": depth})
+            self._seen(len(self._layers))
+        if (layers := self._layers[key]) is None:
+            return None
+        first, *more = layers
+        return first + sum(n * each for n, each in zip(numbers, more, strict=True))
+
+    def _more_layers(self, depth: int) -> list[int]:
+        """Return how many layers of each kind follow the first; none if the depth does not fit."""
+        if depth not in self._numbers:
+            try:
+                _, more = self._config.model_copy(update={"depth": depth}).few_layers()
+                self._numbers[depth] = [number for _, number in more]
+            except UserError:
+                self._numbers[depth] = []
+        return self._numbers[depth]
 
     def whole(self, config: ModelConfig, expected: float) -> float:
         """Return the count of a model with all its layers; it must be the expected one."""
@@ -119,15 +137,14 @@ class Counts:
         self._count(resized_to(self._config, sizes))
         raise AssertionError(f"{self._config.name} takes no {[*sizes]}, and {sizes} can be built")
 
-    def _layer(self, sizes: Mapping[Size, Number]) -> tuple[float, float] | None:
-        """Return the count with one layer, and what each further layer adds."""
+    def _layer(self, sizes: Mapping[Size, Number]) -> list[float] | None:
+        """Return the count with one layer of each kind, and what a further one of each adds."""
         try:
-            resized = resized_to(self._config, {**sizes, "depth": 1})
-            one = self._count(resized)
-            two = self._count(resized.model_copy(update={"depth": 2}))
+            few, more = resized_to(self._config, sizes).few_layers()
+            first = self._count(few)
+            return [first, *(self._count(one) - first for one, _ in more)]
         except UserError:
             return None
-        return one, two - one
 
 
 def scanned(

@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         layers: Mixers ``(x [B, T, dim], state) -> (y [B, T, dim], state)``.
         wrapper: ``rms`` or ``legacy_ln``.
         vocab_size: Number of tokens; 256 for bytes.
-        mlp_width: Hidden channels of a SwiGLU MLP behind every mixer of ``rms``; 0 is none.
+        mlp_widths: Hidden channels of the SwiGLU MLP behind each mixer of ``rms``; 0 is none.
         backend: As ``kernels.backend``, for the norms of ``rms``.
         reset_after: Token after which every layer forgets what came before, so that no document
             sees another: the separator of ``data.reset_at_documents``. None is none.
@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         wrapper: Wrapper = "rms",
         vocab_size: int = 256,
         *,
-        mlp_width: int = 0,
+        mlp_widths: Sequence[int] = (),
         backend: str = "auto",
         reset_after: int | None = None,
         device: torch.device | str | None = None,
@@ -101,12 +101,11 @@ class LanguageModel(nn.Module):
         )
         self.layers = nn.ModuleList(layers)
         self.final_norm = norm(dim, device=device, dtype=dtype)
-        assert wrapper == "rms" or not mlp_width, wrapper
+        assert wrapper == "rms" or not any(mlp_widths), wrapper
+        mlp = partial(SwiGLU, dim, backend=backend, device=device, dtype=dtype)
         self.mlps = (
-            nn.ModuleList(
-                SwiGLU(dim, mlp_width, backend=backend, device=device, dtype=dtype) for _ in layers
-            )
-            if mlp_width
+            nn.ModuleList(mlp(width) if width else nn.Identity() for width in mlp_widths)
+            if any(mlp_widths)
             else None
         )
         self._weights = Weights()
@@ -310,7 +309,7 @@ class LanguageModel(nn.Module):
         else:
             stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
         branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
-        if mlp is not None:
+        if isinstance(mlp, SwiGLU):
             stream_btd, branch_btd = self._recomputed(mlp)(stream_btd, branch_btd)
         return Flow(stream_btd, branch_btd), new_state
 

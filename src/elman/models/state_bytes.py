@@ -24,8 +24,25 @@ def state_size(model: ModelConfig, *, narrow_bytes: int = BF16_BYTES) -> StateSi
         narrow_bytes: Bytes of a number of the projections; states proper are fp32.
 
     Returns:
-        Its size; None if the layer does not say what its state is.
+        Its size, of a mixed stack the mean over its layers, rounded up, with the largest limit of
+        those that grow; None if a layer does not say what its state is.
     """
+    parts = model.parts()
+    found = [_of_one_cell(part, narrow_bytes) for part in parts]
+    sizes = [one for one in found if one is not None]
+    if len(sizes) < len(parts):
+        return None
+    if len(parts) == 1:
+        return sizes[0]
+    pairs = [*zip(parts, sizes, strict=True)]
+    fixed = sum(part.depth * size.fixed for part, size in pairs)
+    per_byte = sum(part.depth * size.per_byte for part, size in pairs)
+    limits = [size.most for size in sizes if size.per_byte]
+    most = None if None in limits else max(filter(None, limits), default=None)
+    return StateSize(-(-fixed // model.depth), -(-per_byte // model.depth), most)
+
+
+def _of_one_cell(model: ModelConfig, narrow_bytes: int) -> StateSize | None:
     config = model.model_copy(update={"depth": 1, "expected_params": None})
     with torch.random.fork_rng(devices=[]):
         (layer,) = build_model(config, device="meta").layers

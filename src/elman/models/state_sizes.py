@@ -56,7 +56,9 @@ def counted_ahead(model: ModelConfig) -> StateSize | None:
 
 def key_of(model: ModelConfig) -> str:
     """Return a name for all that a layer's state depends on."""
-    settings = json.dumps([model.cell, model.dim, model.options], sort_keys=True)
+    parts = [[one.cell, one.dim, one.options, one.depth] for one in model.parts()]
+    one_cell = [model.cell, model.dim, model.options]
+    settings = json.dumps(parts if model.mixed else one_cell, sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 

@@ -78,9 +78,10 @@ def _refuse_what_stays(config: RunConfig, place: str) -> None:
             f"{named}: it learned the task {config.data.task}, and an exported model reads text; "
             "name a run that learned text"
         )
-    package = registry.cell(config.model.cell).layer.partition(".")[0]
-    if package != __package__.partition(".")[0]:
-        raise UserError(
-            f"{named}: its cell {config.model.cell} is declared by the package {package}, which an "
-            f"exported folder does not hold; use elman.load where {package} is installed"
-        )
+    for part in config.model.parts():
+        package = registry.cell(part.cell).layer.partition(".")[0]
+        if package != __package__.partition(".")[0]:
+            raise UserError(
+                f"{named}: its cell {part.cell} is declared by the package {package}, which an "
+                f"exported folder does not hold; use elman.load where {package} is installed"
+            )

@@ -13,7 +13,7 @@ from elman.base.exit_status import ExitStatus
 from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
 from elman.models.backends import computation_path, tuning_note
-from elman.models.cells import registry
+from elman.models.mixed import cell_of, requested_backends
 from elman.parity.proof import prove, runs_here
 from elman.parity.record import write_parity
 from elman.parity.source import proof_conditions
@@ -63,8 +63,15 @@ def run(job: PreparedRun) -> ExitStatus:
 
 def _stage(config: RunConfig) -> str:
     """Return what is being done, and why it takes long if it does."""
-    cell = registry.cell(config.model.cell).under(config.model.options)
-    runs, _ = runs_here(cell, config.kernels.backend, allow_slow=config.baseline.allow_slow)
-    notes = (tuning_note(computation_path(cell, run.backend), run.backend) for run in runs)
+    allow_slow, model = config.baseline.allow_slow, config.model
+    notes = (
+        tuning_note(computation_path(cell, run.backend), run.backend)
+        for cell, name in zip(
+            map(cell_of, model.parts()),
+            requested_backends(model, config.kernels.backend),
+            strict=True,
+        )
+        for run in runs_here(cell, name, allow_slow=allow_slow)[0]
+    )
     note = next((f" ({note})" for note in notes if note), "")
     return f"checking {config.model.name}{note}"

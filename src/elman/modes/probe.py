@@ -23,8 +23,7 @@ from elman.data.opening import open_files
 from elman.data.text import open_text
 from elman.devices.environment import choose_device, device_name, revision
 from elman.evaluation.validation import uses_bf16
-from elman.models.backends import resolve_backend
-from elman.models.cells import registry
+from elman.models.mixed import resolved_backends
 from elman.probe.chunks import LONGEST_CHUNK, Reader, Text, evenly
 from elman.probe.kept import KeptParts
 from elman.probe.measure import Subject, measure
@@ -173,15 +172,16 @@ def _row_bytes(reader: Reader, window: int | None) -> int:
 def _window(settings: ProbeConfig, trained: RunConfig) -> int | None:
     """Return how many bytes an attention attends to; None for a cell without one."""
     model = trained.model
-    if "context" not in model.options:
+    contexts = [part.options["context"] for part in model.parts() if "context" in part.options]
+    if not contexts:
         if settings.window is not None:
             raise UserError(
-                f"probe.window={settings.window}: cell {model.cell} has no attention; drop it"
+                f"probe.window={settings.window}: cell {model.cells} has no attention; drop it"
             )
         return None
-    context = model.options["context"]
-    assert isinstance(context, int)
-    return settings.window or context or trained.train.chunk_size
+    limits = [one or trained.train.chunk_size for one in contexts]
+    assert all(isinstance(one, int) for one in limits)
+    return settings.window or int(max(limits))
 
 
 def _described(
@@ -194,14 +194,13 @@ def _described(
 ) -> ProbeResult:
     """Return a result without numbers."""
     label = text.source.label
-    cell = registry.cell(trained.model.cell).under(trained.model.options)
     return ProbeResult(
         status=RunStatus.OK,
-        backend=resolve_backend(cell, backend, reader.device, allow_slow=True),
+        backend=resolved_backends(trained.model, backend, reader.device, allow_slow=True),
         checkpoint=str(checkpoint.path.absolute()),
         step=checkpoint.step,
         model=trained.model.name,
-        cell=trained.model.cell,
+        cell=trained.model.cells,
         params=reader.model.num_params(),
         precision="bf16" if uses_bf16(reader.device, reader.precision) else "fp32",
         device=device_name(reader.device),

@@ -27,6 +27,7 @@ from elman.models.counts import (
     resized_to,
     values_of,
 )
+from elman.models.mixed import cell_of, joined
 from elman.models.shape_search import RULE, Shaped, Shapes, search
 from elman.models.sizing import Sized, Solution, solve
 from elman.models.state_bytes import state_size
@@ -230,12 +231,15 @@ def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
     Kernels keep less memory than plain loops do. The memory of a package's kernels cannot be
     estimated without a GPU, so that of their plain form is estimated instead.
     """
-    cell, kernels = registry.cell(model.cell).under(model.options), config.kernels
-    if kernels.backend == AUTO and cell.package is None:
-        device = config.train.device
+    kernels, device = config.kernels, config.train.device
+    if kernels.backend == AUTO:
         on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        backend = best_backend(cell, "cuda" if on_gpu else "cpu")
-        kernels = kernels.model_copy(update={"backend": backend})
+        cells = [cell_of(part) for part in model.parts()]
+        best = [
+            best_backend(cell, "cuda" if on_gpu else "cpu") if cell.package is None else AUTO
+            for cell in cells
+        ]
+        kernels = kernels.model_copy(update={"backend": joined(best)})
     return config.model_copy(update={"model": model, "kernels": kernels})
 
 

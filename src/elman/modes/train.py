@@ -35,8 +35,7 @@ from elman.distributed.team import ALONE, Joined, Team, own_device
 from elman.distributed.watch import TeamError
 from elman.evaluation.result import RunResult
 from elman.kernels.triton_tuning import tuning_told_to
-from elman.models.backends import resolve_backend
-from elman.models.cells import registry
+from elman.models.mixed import resolved_backends
 from elman.modes.ranks import display_of, in_team, raise_elsewhere
 from elman.modes.train_checks import compare_starts, prove_kernels, require_room, too_large
 from elman.modes.train_description import run_result, start_lines
@@ -107,8 +106,8 @@ class _Session:
         division = divide(config.parallel, config.train.batch_size, job.place)
         graph = uses_graph(config, device)
         _set_process(config.train, device, division)
-        backend = resolve_backend(
-            registry.cell(config.model.cell).under(config.model.options),
+        backend = resolved_backends(
+            config.model,
             config.kernels.backend,
             device,
             allow_slow=config.baseline.allow_slow,

@@ -15,7 +15,7 @@ from elman.base.units import different_sizes
 from elman.distributed.team import same_everywhere
 from elman.models.language_model import LanguageModel
 from elman.modes.train_setup import Findings, TrainingSetup
-from elman.parity.gate import compiling_norm_kernels, require_norm_parity, require_parity
+from elman.parity.gate import compiling_norm_kernels, require_norm_parity, require_stack_parity
 from elman.parity.shapes import TrainedSizes
 from elman.training.checkpoints.store import checkpoint_size
 from elman.training.memory.advice import memory_advice
@@ -41,7 +41,7 @@ def prove_kernels(setup: TrainingSetup, findings: Findings, say: Callable[[str],
     arguments = (setup.device.type, setup.precision, setup.folder, say)
     requested = config.kernels.backend
     with compiling_norm_kernels(config.model, requested, setup.device.type, setup.precision):
-        findings.parity = require_parity(
+        findings.parity = require_stack_parity(
             config.model,
             setup.backend,
             *arguments,

@@ -26,9 +26,9 @@ from elman.evaluation.result import (
     Seconds,
     SharedWork,
 )
-from elman.models.backends import on_slow_path, slow_note, tuning_note
-from elman.models.cells import registry
+from elman.models.backends import on_slow_path, tuning_note
 from elman.models.language_model import LanguageModel
+from elman.models.mixed import slow_notes
 from elman.models.state_bytes import BF16_BYTES, state_size
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.runs.folder import config_hash
@@ -50,7 +50,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
     if optimizer.matrix_precision is not None:
         update = f", Muon in {optimizer.matrix_precision}"
     lines = [
-        f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
+        f"{model.name}: {model.cells} {model.dim}x{model.depth}, "
         f"{trainer.state.model.num_params():,} parameters, "
         f"backend {setup.backend}{through} on {setup.device}{graph}{update}{memory}"
         f"{_sharing(setup)}",
@@ -59,8 +59,8 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         *_told_loss(setup, trainer.state.model),
         f"run folder: {setup.folder}",
     ]
-    cell = registry.cell(model.cell).under(model.options)
-    if slow := slow_note(cell, config.kernels.backend, setup.device, setup.backend):
+    asked = config.kernels.backend
+    for slow in slow_notes(model, asked, setup.device, setup.backend):
         lines.append(f"{slow}; the result is marked")
     if note := tuning_note(path, setup.backend):
         lines.append(f"{note}; it is not counted")
@@ -165,7 +165,7 @@ def run_result(
         contended=None,
         jobs_per_gpu=None,
         model=config.model.name,
-        cell=config.model.cell,
+        cell=config.model.cells,
         config_hash=config_hash(config),
         started=started.isoformat(timespec="seconds"),
         ended=datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -13,9 +13,8 @@ from elman.data.text import AnyRunData
 from elman.distributed.division import Division
 from elman.distributed.team import Joined, Team
 from elman.evaluation.validation import uses_bf16
-from elman.models.backends import computation_path
-from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
+from elman.models.mixed import paths
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class TrainingSetup:
         folder: The run folder.
         data: The open data.
         device: Where the model lives.
-        backend: The backend that was chosen.
+        backend: The backend that was chosen; of a mixed stack those of its parts, joined.
         graph: Whether the pass is replayed as a CUDA graph.
         team: The ranks that train the model.
         division: The parts of a batch, and which of them this rank computes.
@@ -50,10 +49,8 @@ class TrainingSetup:
     @property
     def path(self) -> str | None:
         """In words, what computes a baseline."""
-        model = self.config.model
-        cell = registry.cell(model.cell)
         settings = {"device_type": self.device.type, "precision": self.precision}
-        return computation_path(cell, self.backend, model.options, **settings)
+        return paths(self.config.model, self.backend, **settings)
 
     @property
     def one_pass(self) -> RunConfig:

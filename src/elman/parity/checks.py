@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elman.models.backends import on_slow_path
-from elman.parity import norms
 from elman.parity.compare import Comparison
 from elman.parity.experiment import Run
 
@@ -61,7 +60,7 @@ class Proof:
         kernels: Backends besides the reference that were checked.
         checks: One for every backend, precision and shape.
         notes: What was not checked, and why.
-        paths: By backend, in words, what computes a packaged baseline; empty for other cells.
+        paths: By cell and backend, in words, what computes a packaged baseline.
     """
 
     model: str
@@ -69,7 +68,7 @@ class Proof:
     kernels: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    paths: dict[str, str] = field(default_factory=dict)
+    paths: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -95,7 +94,7 @@ class Proof:
             checks = [check for check in self.checks if (check.part, check.run) == (part, run)]
             worst = worst_of(check.worst for check in checks)
             counts = {"checks": len(checks), "passed": sum(check.passed for check in checks)}
-            path = self.paths.get(run.backend) if part != norms.NAME else None
+            path = self.paths.get((part, run.backend))
             found.append(
                 {"part": part}
                 | asdict(run)

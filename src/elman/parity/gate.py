@@ -23,6 +23,7 @@ from elman.kernels.triton_tuning import tuned_so_far
 from elman.models.backends import REFERENCE, computation_path, norm_backend
 from elman.models.cells import registry
 from elman.models.cells.declaration import Value
+from elman.models.mixed import joined, requested_backends
 from elman.parity import norms
 from elman.parity.checks import Proof
 from elman.parity.experiment import Run
@@ -103,6 +104,35 @@ def require_parity(
         place = write_parity(folder, proof.as_json() | conditions)
         raise ParityError(_refusal(proof, place, f"kernels.backend={cell.backends[0]}"))
     return _remember(marker, proof, conditions)
+
+
+def require_stack_parity(
+    config: ModelConfig, resolved: str, device: str, *arguments: Any, **more: Any
+) -> dict[str, Any] | None:
+    """Make sure of the kernel of every kind of layer, as :func:`require_parity` of one.
+
+    Args:
+        config: Group ``model``.
+        resolved: The backends that the run will use, joined.
+        device: As there, and so are the others.
+
+    Returns:
+        The record for ``result.json``: of several cells the latest date, the sum of the checks, and
+        the worst share.
+    """
+    records = [
+        require_parity(part, backend, device, *arguments, **more)
+        for part, backend in zip(config.parts(), requested_backends(config, resolved), strict=True)
+    ]
+    found = [one for one in records if one is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return found[0] | {
+        "passed": max(one["passed"] for one in found),
+        "backend": joined([one["backend"] for one in found]),
+        "checks": sum(one["checks"] for one in found),
+        "worst_share_of_tolerance": max(one["worst_share_of_tolerance"] for one in found),
+    }
 
 
 def require_norm_parity(

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from elman.models.backends import (
 )
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
+from elman.models.mixed import cell_of, requested_backends
 from elman.parity import norms
 from elman.parity.checks import Check, Proof
 from elman.parity.compare import TOLERANCES, Comparison, compare, compare_beside, least_norm
@@ -81,17 +82,18 @@ def prove(
     Raises:
         UserError: the named backend does not run here.
     """
-    cell = registry.cell(config.cell).under(config.options)
-    runs, notes = runs_here(cell, backend, allow_slow=allow_slow)
+    asked = zip(config.parts(), requested_backends(config, backend), strict=True)
+    layers = [
+        _Layer(part, *runs_here(cell_of(part), name, allow_slow=allow_slow)) for part, name in asked
+    ]
     if config.wrapper != "rms":
-        return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
+        return _prove_layers(config, layers, seed=seed, quick=quick, progress=progress)
     norm_runs, norm_notes = norms.norm_runs(backend)
     later = len(norm_runs) * len(norms.norm_shapes(config.dim, norm_runs, quick=quick))
     with compiling_norms(config, norm_runs, quick=quick):
-        proof = prove_runs(
+        proof = _prove_layers(
             config,
-            runs,
-            notes,
+            layers,
             seed=seed,
             quick=quick,
             progress=lambda done, total: progress(done, total + later),
@@ -106,6 +108,43 @@ def prove(
     )
     proof.checks += of_norms.checks
     proof.notes += norm_notes
+    return proof
+
+
+class _Layer(NamedTuple):
+    """A kind of layer of a model, how it can run here, and what cannot run."""
+
+    part: ModelConfig
+    runs: list[Run]
+    notes: list[str]
+
+
+def _prove_layers(
+    config: ModelConfig,
+    layers: Sequence[_Layer],
+    *,
+    seed: int,
+    quick: bool,
+    progress: Callable[[int, int], None],
+) -> Proof:
+    """Check every kind of layer of a model, as one proof."""
+    proof = Proof(config.name, config.cells)
+    numbers = [
+        len(layer.runs)
+        * len(shapes_for(registry.cell(part.cell), part.dim, part.options, quick=quick)[0])
+        for layer in layers
+        for part in [layer.part]
+    ]
+    for layer in layers:
+
+        def further(done: int, total: int, before: int = len(proof.checks)) -> None:
+            progress(before + done, sum(numbers))
+
+        one = prove_runs(*layer, seed=seed, quick=quick, progress=further)
+        proof.kernels = [*dict.fromkeys([*proof.kernels, *one.kernels])]
+        proof.checks += one.checks
+        proof.notes += [note for note in one.notes if note not in proof.notes]
+        proof.paths |= one.paths
     return proof
 
 
@@ -133,7 +172,7 @@ def prove_runs(
     proof = Proof(config.name, cell.name, list(kernels), notes=[*notes, *left_out])
     for run in runs:
         if (path := computation_path(cell, run.backend)) is not None:
-            proof.paths[run.backend] = path
+            proof.paths[cell.name, run.backend] = path
     total = len(shapes) * len(runs)
     progress(0, total)
     experiments = [Experiment(cell, shape, seed) for shape in shapes]
@@ -223,7 +262,7 @@ def compiling_norms(
 
     Not beside a packaged baseline, which is tuned by time.
     """
-    if registry.cell(config.cell).package is not None:
+    if any(registry.cell(part.cell).package is not None for part in config.parts()):
         return nullcontext()
     shapes = norms.norm_shapes(config.dim, runs, quick=quick)
     return _compiling(norms.compile_norm, [*itertools.product(shapes, _of_kernels(runs))])

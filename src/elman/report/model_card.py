@@ -38,7 +38,7 @@ def model_card(
     parts = [
         _head(config),
         f"A language model over bytes, trained by elman {_version(result)} and exported by elman "
-        f"{__version__}: cell {code(config.model.cell)}, width {config.model.dim:,}, depth "
+        f"{__version__}: cell {code(config.model.cells)}, width {config.model.dim:,}, depth "
         f"{config.model.depth}, {params:,} parameters, after {step:,} optimizer steps.",
         _USE,
         "## Training data",
@@ -79,7 +79,7 @@ def _head(config: RunConfig) -> str:
         "# license: name it here, as in apache-2.0",
         "library_name: transformers",
         "pipeline_tag: text-generation",
-        f"tags: [elman, {config.model.cell}]",
+        f"tags: [elman, {', '.join(config.model.cells.split('+'))}]",
         "---",
         "",
         f"# {config.model.name}",

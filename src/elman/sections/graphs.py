@@ -20,8 +20,9 @@ def graph_conflict(train: TrainConfig, model: ModelConfig) -> str | None:
     if train.activation_checkpointing:
         # It stores and restores generator states in the pass; CUDA forbids that in a graph.
         return "cannot be combined with train.activation_checkpointing=true; drop one of them"
-    context = model.options.get("context")
-    if train.tbptt and type(context) is int and context > train.chunk_size + 1:
+    contexts = [part.options.get("context") for part in model.parts()]
+    context = max((one for one in contexts if type(one) is int), default=0)
+    if train.tbptt and context > train.chunk_size + 1:
         return (
             f"with train.tbptt=true and model.context={context} the carried states grow from chunk "
             f"to chunk; use model.context={train.chunk_size + 1} or less, or train.graph=auto"

@@ -15,7 +15,7 @@ from elman.config.run_config import RunConfig
 from elman.launchers.job import SweepJob, wants_gpu
 from elman.launchers.places import has_gpus
 from elman.models.backends import refused_slow_path, slow_reason
-from elman.models.cells import registry
+from elman.models.mixed import cell_of, requested_backends, slow_path
 from elman.sections.launching import LauncherConfig
 from elman.sweeps.suite_runs import ChosenSuite
 
@@ -34,7 +34,7 @@ class _Slow:
 
     @property
     def cell(self) -> str:
-        return self.config.model.cell
+        return self.config.model.cells
 
 
 def slow_paths(
@@ -101,12 +101,16 @@ def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
 def _slow(config: RunConfig, has_gpu: bool) -> _Slow | None:
     """Return why a model would run on its slow path, or None if it would not."""
     on_gpu = has_gpu and wants_gpu(config)
-    cell = registry.cell(config.model.cell).under(config.model.options)
-    reason = slow_reason(cell, config.kernels.backend, "cuda" if on_gpu else "cpu")
+    reason = slow_path(config.model, config.kernels.backend, "cuda" if on_gpu else "cpu")
     return None if reason is None else _Slow(config, reason, on_gpu)
 
 
 def _is_refused(one: _Slow) -> bool:
     config = one.config
-    cell = registry.cell(config.model.cell)
-    return refused_slow_path(cell, config.kernels.backend, allow_slow=config.baseline.allow_slow)
+    model, allow_slow = config.model, config.baseline.allow_slow
+    pairs = zip(model.parts(), requested_backends(model, config.kernels.backend), strict=True)
+    return any(
+        slow_reason(cell_of(part), name, "cuda") is not None
+        and refused_slow_path(cell_of(part), name, allow_slow=allow_slow)
+        for part, name in pairs
+    )

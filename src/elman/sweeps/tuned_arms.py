@@ -258,7 +258,7 @@ def _why_not(key: str, tree: Mapping[str, Any]) -> str:
 def _reader(section: str, config: RunConfig) -> str:
     if section == "optim":
         return f"optim={config.optim.name}"
-    return f"cell {config.model.cell}" if section == "model" else section
+    return f"cell {config.model.cells}" if section == "model" else section
 
 
 def _refuse_outside(label: str, key: str, leaf: Leaf, value: Any) -> None:

@@ -21,9 +21,9 @@ from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
 from elman.kernels.graphs import CudaGraphs, why_not_captured
 from elman.models.backends import REFERENCE, best_backend
-from elman.models.cells import registry
 from elman.models.inputs import ids_dtype
 from elman.models.language_model import LanguageModel
+from elman.models.mixed import cell_of
 from elman.models.state import State, copied, layout, overwrite
 from elman.sections.graphs import graph_conflict
 from elman.sections.model import ModelConfig
@@ -61,8 +61,8 @@ def _loops_in_python(config: RunConfig) -> bool:
     Such a pass is 10^5 short kernels or more. Nobody has measured the time and memory that so large
     a graph takes, so the user must ask for it.
     """
-    cell = registry.cell(config.model.cell).under(config.model.options)
-    return REFERENCE in (config.kernels.backend, best_backend(cell, "cuda"))
+    best = (best_backend(cell_of(part), "cuda") for part in config.model.parts())
+    return REFERENCE in (config.kernels.backend, *best)
 
 
 Compute = Callable[[Tensor, Sequence[State] | None], tuple[Tensor, list[State] | None]]

@@ -88,6 +88,12 @@ def forward_flops(config: ModelConfig, row: range) -> float:
     Raises:
         UserError: the cell's operations cannot be counted.
     """
+    parts = config.parts()
+    head = 2 * config.dim * config.vocab_size * len(row)  # every part by itself has one
+    return sum(_of_one_cell(part, row) for part in parts) - (len(parts) - 1) * head
+
+
+def _of_one_cell(config: ModelConfig, row: range) -> float:
     cell = registry.cell(config.cell)
     few, layers = min(config.depth, _FEW_LAYERS), config.depth
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -69,18 +69,20 @@ def _fits(
 ) -> Iterator[Sizes]:
     """Yield the sizes whose count is near enough to the target."""
     least, most = (max(1, round(factor * model.depth)) for factor in space.depth)
+    shallowest, step = model.depths()
     for values in itertools.product(*lists.values()):
         others: Sizes = dict(zip(lists, values, strict=True))
         for dim in range(space.multiple, _MOST_DIM + 1, space.multiple):
             sizes: Sizes = others | {"dim": dim}
-            one, two = (counts.at({**sizes, "depth": depth}) for depth in (1, 2))
+            depths = shallowest, shallowest + step
+            one, two = (counts.at({**sizes, "depth": depth}) for depth in depths)
             if one is None or two is None or two <= one:
                 continue
-            depth = round((target - one) / (two - one)) + 1
-            count = one + (depth - 1) * (two - one)
+            further = round((target - one) / (two - one))
+            depth, count = shallowest + further * step, one + further * (two - one)
             if least <= depth <= most and abs(count - target) <= hold * target:
                 yield {**sizes, "depth": depth}
-            if one + (least - 1) * (two - one) > (1 + hold) * target:
+            if one + (least - shallowest) / step * (two - one) > (1 + hold) * target:
                 break
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.config.newer_settings import with_newer
+from elman.config.validate import validate_model
 from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.runs import Run
 from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits_text
@@ -115,7 +116,30 @@ def _data_seed(train: Mapping[str, Any]) -> str:
     return "as train.seed" if seed is None else str(seed)
 
 
+def model_parts(model: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return section ``model`` of a run for each kind of layer by itself, its depth their number.
+
+    A model of one cell is its only part, as it was written.
+    """
+    if model.get("layers") is None:
+        return [model]
+    parts = validate_model(model).parts()
+    return [part.model_dump(exclude={"options"}) | part.options for part in parts]
+
+
+def by_cell(parts: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> str:
+    """Return a text of every part, once if all have the same."""
+    texts = {text(part): str(part.get("cell")) for part in parts}
+    if len(texts) == 1:
+        return next(iter(texts))
+    return ", ".join(f"{one} in {cell}" for one, cell in texts.items())
+
+
 def _mlp(model: Mapping[str, Any]) -> str:
+    return by_cell(model_parts(model), _mlp_of_part)
+
+
+def _mlp_of_part(model: Mapping[str, Any]) -> str:
     ratio = model.get("mlp_ratio") or 0
     if not ratio:
         return "llama's own" if model.get("cell") == "llama" else "none"

@@ -35,11 +35,15 @@ def row_cells(listed: Listed, params: int | None, state: StateSize | None) -> li
     size = f"{model.dim} x {model.depth}"
     count = "-" if params is None else f"{params:,}"
     sizes = (size, heads_and_state(model), count, *(state.cells() if state else ("-", "-")))
-    return [listed.name, model.cell, *sizes, listed.source]
+    return [listed.name, model.cells, *sizes, listed.source]
 
 
 def heads_and_state(model: ModelConfig) -> str:
     """Return the heads and the size of a head's state; a dash if the cell has no such state."""
+    return " + ".join(dict.fromkeys(map(_heads_of_part, model.parts())))
+
+
+def _heads_of_part(model: ModelConfig) -> str:
     options = model.options
     if "n_state" not in options:
         return "-"
@@ -79,12 +83,14 @@ def print_explanation(
         state: Size of a layer's state, if it is known.
         own_vocabulary: That of the model's file; the model's own is that of the data.
     """
-    cell = registry.cell(model.cell)
     console.print(Text(model.name, style="bold"))
     if source:
         console.print(Text(source))
-    console.print(Padding(_facts(model, cell, params, state, own_vocabulary), (1, 0), expand=False))
-    _options(cell, model).print(console)
+    console.print(Padding(_facts(model, params, state, own_vocabulary), (1, 0), expand=False))
+    for part in model.parts():
+        if model.mixed:
+            console.print(Text(part.cell, style="bold"))
+        _options(registry.cell(part.cell), part).print(console)
     records = published_for(model.name)
     title = f"Published for {model.name} as its file has it" if records else "Nothing published"
     console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0), expand=False))
@@ -97,22 +103,25 @@ def print_explanation(
         console.print(Text("Losses of different suites cannot be compared."))
 
 
-def _facts(
-    model: ModelConfig, cell: Cell, params: int, state: StateSize | None, own_vocabulary: int
-) -> Table:
+def _facts(model: ModelConfig, params: int, state: StateSize | None, own_vocabulary: int) -> Table:
     table = Table.grid(padding=(0, 2))
-    facts = {
-        "cell": f"{cell.name}, engine {cell.engine}: {cell.source}",
-        "step": cell.equation,
-        "wrapper": f"{model.wrapper}: {_WRAPPERS[model.wrapper]}",
-        "size": f"dim {model.dim}, depth {model.depth}, {_counts(model, params, own_vocabulary)}",
-        "backends": ", ".join(cell.backends),
-    }
+    names = dict.fromkeys(part.cell for part in model.parts())
+    cells = [registry.cell(name) for name in names]
+    facts = [("layers", stack_words(model))] if model.mixed else []
+    for cell in cells:
+        facts.append(("cell", f"{cell.name}, engine {cell.engine}: {cell.source}"))
+        facts.append(("step", cell.equation))
+    size = f"dim {model.dim}, depth {model.depth}, {_counts(model, params, own_vocabulary)}"
+    facts.append(("wrapper", f"{model.wrapper}: {_WRAPPERS[model.wrapper]}"))
+    facts.append(("size", size))
+    for cell in cells:
+        of = f" for {cell.name}" if model.mixed else ""
+        facts.append(("backends", f"{', '.join(cell.backends)}{of}"))
     if state is not None:
-        facts["state"] = state_words(state)
-    if cell.package is not None:
-        facts["package"] = f"{cell.package}, for a GPU"
-    for name, fact in facts.items():
+        facts.append(("state", state_words(state)))
+    packages = dict.fromkeys(cell.package for cell in cells if cell.package is not None)
+    facts += [("package", f"{package}, for a GPU") for package in packages]
+    for name, fact in facts:
         table.add_row(Text(name, style="bold"), Text(fact))
     return table
 
@@ -127,6 +136,23 @@ def _counts(model: ModelConfig, params: int, own: int) -> str:
         return words
     with_own = params + (own - model.vocab_size) * model.dim
     return f"{words}, {with_own:,} with the {own:,} of its file"
+
+
+def stack_words(model: ModelConfig) -> str:
+    """Return which layers of a mixed stack have which cell; the most frequent one comes last."""
+    order, parts = model.order(), model.parts()
+    *few, (_, most) = sorted(enumerate(parts), key=lambda one: one[1].depth)
+
+    def named(part: ModelConfig) -> str:
+        """Tell kinds of one cell apart by what sets a later one off from the first."""
+        first = next(one for one in parts if one.cell == part.cell)
+        return " ".join([part.cell, *(f"{k}={v}" for k, v in part.changes(first).items())])
+
+    places = [
+        f"{named(part)} at {', '.join(str(n) for n, own in enumerate(order) if own == kind)}"
+        for kind, part in few
+    ]
+    return "; ".join([*places, f"{named(most)} elsewhere"])
 
 
 def state_words(state: StateSize) -> str:

@@ -14,7 +14,7 @@ from elman.config.catalog import Listed
 from elman.config.suite_rates import is_tuning
 from elman.config.suites import Suite, model_of
 from elman.models.backends import REFERENCE, best_backend
-from elman.models.cells import registry
+from elman.models.mixed import cell_of
 from elman.published import Circumstances, PublishedResult
 from elman.report.tables.models import FIGURES, figure_numbers
 from elman.sections.budget import KINDS, MINUTES, UNSAID_MINUTES
@@ -195,11 +195,11 @@ def facts(suite: Suite, models: Mapping[str, Listed], tuning: str) -> dict[str, 
 def _on_a_gpu(model: Listed) -> str:
     """Return whether a kernel runs the model on a GPU, in words."""
     assert model.config is not None
-    cell = registry.cell(model.config.cell).under(model.config.options)
-    if cell.package is not None:
-        return cell.package
-    fastest = best_backend(cell, "cuda")
-    return _SLOW if fastest == REFERENCE else fastest
+    ways = []
+    for cell in map(cell_of, model.config.parts()):
+        fastest = best_backend(cell, "cuda")
+        ways.append(cell.package or (_SLOW if fastest == REFERENCE else fastest))
+    return _SLOW if _SLOW in ways else ", ".join(dict.fromkeys(ways))
 
 
 def _print_published(

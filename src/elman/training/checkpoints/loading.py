@@ -17,11 +17,10 @@ from elman.data.text import reset_token
 from elman.data.tokenizers.opening import tokenizer_of_definition
 from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.export.folder import ExportedModel, read_exported
-from elman.models.backends import resolve_backend, slow_note
 from elman.models.blocks import init
 from elman.models.build import build_model
-from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
+from elman.models.mixed import resolved_backends, slow_notes
 from elman.sections.training import DataConfig
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
@@ -41,9 +40,8 @@ def slow_path_note(
         UserError: as :func:`load`.
     """
     model = saved_config(find_checkpoint(place)).model
-    cell = registry.cell(model.cell).under(model.options)
-    chosen = resolve_backend(cell, backend, device, allow_slow=allow_slow)
-    return slow_note(cell, backend, device, chosen)
+    chosen = resolved_backends(model, backend, device, allow_slow=allow_slow)
+    return "; ".join(slow_notes(model, backend, device, chosen)) or None
 
 
 def load(
@@ -80,10 +78,9 @@ def load(
         config = saved_config(source)
         tokenizer = saved_tokenizer(source, config)
         section, reset_after = config.model, reset_token(config.data, tokenizer)
-    options = section.options | ({} if context is None else {"context": context})
     with init.zeros():
         model = build_model(
-            section.model_copy(update={"options": options}),
+            section if context is None else section.with_option("context", context),
             backend=backend,
             device=device,
             allow_slow=allow_slow,

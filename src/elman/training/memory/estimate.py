@@ -1,9 +1,9 @@
 """Estimates the memory of a training step on the meta device, before anything is allocated.
 
-A whole forward and backward pass of the one-layer and the two-layer model runs without storage,
-and every allocation and release is counted. Memory is linear in depth, so the two give every other
-depth. This counts recomputation, checkpointed time segments and autograd's saved tensors, which a
-formula on paper would miss.
+A whole forward and backward pass of the model with one layer of each kind, and with one more of
+a kind, runs without storage, and every allocation and release is counted. Memory is linear in the
+layers of a kind, so these models give every other one. This counts recomputation, checkpointed time
+segments and autograd's saved tensors, which a formula on paper would miss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 from elman.config.run_config import RunConfig
 from elman.models.build import build_model
 from elman.models.inputs import ids_dtype
+from elman.sections.model import ModelConfig
 from elman.training.memory.meta_walk import MetaWalk
 from elman.training.objective import batch_shape, loss_of
 
@@ -54,10 +55,13 @@ class MemoryEstimate:
 def estimate_memory(config: RunConfig, batch_size: int | None = None) -> MemoryEstimate:
     """Return the memory of one training step of ``config`` (at another batch size, if given)."""
     rows = batch_size or config.train.batch_size
-    depth = config.model.depth
-    one, two = (_live_bytes(config, layers, rows) for layers in (1, 2))
-    activations = one[0] + max(0, depth - 1) * max(0, two[0] - one[0])
-    params = one[1] + (depth - 1) * (two[1] - one[1])
+    few, more = config.model.few_layers()
+    activations, params = first = _live_bytes(config, few, rows)
+    for model, number in more:
+        if number:
+            each = _live_bytes(config, model, rows)
+            activations += number * max(0, each[0] - first[0])
+            params += number * (each[1] - first[1])
     fixed = PROCESS_BYTES + BYTES_PER_PARAMETER * params
     return MemoryEstimate(fixed + int(ALLOCATOR_SLACK * activations), fixed, rows)
 
@@ -102,9 +106,8 @@ def _cgroup_room() -> list[int]:
     return []
 
 
-def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
-    """Return (peak bytes besides weights and gradients, parameter count) at ``depth`` layers."""
-    small = config.model.model_copy(update={"depth": depth, "expected_params": None})
+def _live_bytes(config: RunConfig, small: ModelConfig, rows: int) -> tuple[int, int]:
+    """Return (peak bytes besides weights and gradients, parameter count) of a small model."""
     model = build_model(small, backend=config.kernels.backend, device="meta")
     model.activation_checkpointing = config.train.activation_checkpointing
     params = model.num_params()

@@ -47,7 +47,7 @@ def _in_windows(config: RunConfig, length: int) -> int:
 
 def _loops_over_time(config: RunConfig) -> bool:
     """Whether a longer window takes more operations."""
-    small = config.model.model_copy(update={"depth": 1, "expected_params": None})
+    small, _ = config.model.few_layers()
     model = build_model(small, backend=config.kernels.backend, device="meta")
     short, longer = (_operations(model, length) for length in _WINDOWS[:2])
     return longer > short

@@ -131,10 +131,10 @@ class Rwkv7TimeMix(Mixer):
 
     def place(self, index: int, layers: Sequence[nn.Module]) -> None:
         """Take the place ``index`` among a model's layers: first values depend on it."""
-        first = layers[0]
-        assert isinstance(first, Rwkv7TimeMix)
+        # In a mixed stack, the first layer of this cell is the one whose values the others mix in.
+        first = next(one for one in layers if isinstance(one, Rwkv7TimeMix))
         self.index, self.depth, self.first = index, len(layers), first.first
-        if index:
+        if first is not self:
             self.v_lora = self._low_rank("v_rank", nn.Identity(), bias=True)
             self.v_lora.reset_parameters()
         self._set_values()

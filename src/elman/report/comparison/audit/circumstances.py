@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import combinations
+from typing import Any
 
 from elman.models.cells import registry
+from elman.models.mixed import joined
 from elman.report.comparison.audit.compare import listed, same_text
 from elman.report.comparison.audit.finding import Finding, Subject, equal, named, unequal, unknown
-from elman.report.comparison.conditions import NOT_RECORDED, conditions
+from elman.report.comparison.conditions import NOT_RECORDED, conditions, model_parts
 from elman.report.comparison.deciding import LOSS, VAL_BPB
 from elman.report.comparison.runs import Run
 
@@ -48,17 +50,28 @@ def backend(subject: Subject) -> Finding | None:
 
 def _fastest(run: Run) -> str | None:
     """Return the fastest backend of a run's cell for its device; the last one is the fastest."""
-    result, model = run.result, run.section("model")
+    result = run.result
     device = result.environment.device if result else None
+    if result is None or device is None:
+        return None
+    parts = model_parts(run.section("model"))
+    found = [_fastest_of_part(part, device, result.environment.packages) for part in parts]
+    known = [one for one in found if one is not None]
+    return joined(known) if len(known) == len(found) else None
+
+
+def _fastest_of_part(
+    model: Mapping[str, Any], device: str, packages: Mapping[str, str | None]
+) -> str | None:
     cell = registry.cells().get(str(model.get("cell")))
-    if result is None or device is None or cell is None:
+    if cell is None:
         return None
     options = {key: model[key] for key in cell.options if key in model}
     if options.keys() != cell.options.keys():
         return None
     on_gpu = device.startswith("cuda")
     usable = {*_PLAIN, *(_GPU_BACKENDS if on_gpu else _CPU_BACKENDS)}
-    if "rocm" in (result.environment.packages.get("torch") or ""):
+    if "rocm" in (packages.get("torch") or ""):
         usable.discard("cuda")
     return [name for name in cell.under(options).backends if name in usable][-1]
 

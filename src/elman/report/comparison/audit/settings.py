@@ -16,7 +16,14 @@ from elman.report.comparison.audit.finding import (
     unequal,
     unknown,
 )
-from elman.report.comparison.conditions import NOT_RECORDED, conditions, only_warmed_up, settings
+from elman.report.comparison.conditions import (
+    NOT_RECORDED,
+    by_cell,
+    conditions,
+    model_parts,
+    only_warmed_up,
+    settings,
+)
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.sections.model import DIM_ALIGNMENT
@@ -116,6 +123,14 @@ def _mlp_ratio(run: Run) -> float | None:
     model = _model(run)
     if model is None or model.get("cell") not in registry.cells():
         return None
+    parts = model_parts(model)
+    if len(parts) == 1:
+        return _ratio_of_part(parts[0])
+    layers = sum(int(part["depth"]) for part in parts)
+    return sum(int(part["depth"]) * _ratio_of_part(part) for part in parts) / layers
+
+
+def _ratio_of_part(model: Mapping[str, Any]) -> float:
     dim = int(model["dim"])
     if "mlp_width" not in model:
         width = int(float(model.get("mlp_ratio") or 0) * dim)
@@ -131,9 +146,13 @@ def convolution(subject: Subject) -> Finding | None:
 
 def _convolution(run: Run) -> str | None:
     model = _model(run)
-    if model is None or (cell := model.get("cell")) not in registry.cells():
+    if model is None or model.get("cell") not in registry.cells():
         return None
-    if cell in _TOKEN_SHIFT:
+    return by_cell(model_parts(model), _convolution_of_part)
+
+
+def _convolution_of_part(model: Mapping[str, Any]) -> str:
+    if (cell := model["cell"]) in _TOKEN_SHIFT:
         return _TOKEN_SHIFT[str(cell)]
     if not model.get("use_conv", "d_conv" in model):
         return "none"

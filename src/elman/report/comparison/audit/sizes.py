@@ -160,7 +160,7 @@ def _option(key: str) -> str:
 
 def _shape(row: Row) -> dict[str, object] | None:
     config = row.counted[0].config
-    return None if config is None else {"mlp_ratio": 0.0, **config["model"]}
+    return None if config is None else {"mlp_ratio": 0.0, "layers": None, **config["model"]}
 
 
 def _set_alike(group: Group) -> set[str]:
