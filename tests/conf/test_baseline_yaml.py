@@ -58,12 +58,13 @@ def gdn_params(d: int, depth: int, e: float, h: int) -> int:
 
 
 def test_every_file_is_here() -> None:
-    # Those with an MLP, and those of why_e88_trails and of ladders, are counted with the other
-    # models (test_model_yaml.py).
+    # Those with an MLP, and those of these folders, are counted with the other models
+    # (test_model_yaml.py).
+    others = ("why_e88_trails", "ladder", "one_nonlinear_layer")
     files = {
         name
         for name, path in model_files().items()
-        if "_mlp_" not in name and path.parent.name not in ("why_e88_trails", "ladder")
+        if "_mlp_" not in name and path.parent.name not in others
     }
     assert {name for name in files if name.startswith(("mamba2", "fla-gdn", "gdn-neg"))} == {
         *MAMBA2,

@@ -77,15 +77,21 @@ def citation(name: str) -> str:
 def formula(name: str, dim: int) -> int:
     """Count a model by the specification's formula, at another width."""
     config = model(name)
-    return model_params(
-        config.cell,
-        dim,
-        config.depth,
-        config.wrapper,
-        config.options,
-        config.mlp_ratio,
-        config.vocab_size,
-    )
+    parts = config.parts()
+    counts = [
+        model_params(
+            part.cell,
+            dim,
+            part.depth,
+            part.wrapper,
+            part.options,
+            part.mlp_ratio,
+            part.vocab_size,
+        )
+        for part in parts
+    ]
+    # Embedding and final norm are there once.
+    return sum(counts) - (len(parts) - 1) * (config.vocab_size + 1) * dim
 
 
 def parts(name: str) -> tuple[str | None, ...]:

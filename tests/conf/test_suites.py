@@ -358,3 +358,21 @@ def test_the_arms_of_a_component_differ_in_it_alone_and_have_one_size() -> None:
                 # The width pays for what is added.
                 differing -= {"dim", "allow_unaligned", "gate_activation"}
                 assert len(differing) == 1 or differing == {"n_heads", "head_dim", "expansion"}
+
+
+@pytest.mark.parametrize("name", ["one_nonlinear_layer", "one_nonlinear_layer_quick"])
+def test_the_arms_of_one_nonlinear_layer_are_of_one_size_and_count_their_layers(name: str) -> None:
+    def nonlinear(arm: str) -> int:
+        model = models()[arm].config
+        assert model is not None
+        parts = model.parts()
+        return sum(part.depth for part in parts if not part.options.get("linear_state", True))
+
+    depth = 8 if name.endswith("_quick") else 12
+    shares = {"one nonlinear layer": 1, "a quarter nonlinear": depth // 4, "all nonlinear": depth}
+    for family in suite(name).components.values():
+        assert family.keys() == shares.keys()
+        for component, pair in family.items():
+            assert nonlinear(pair["with"]) == shares[component]
+            assert nonlinear(pair["without"]) == 0
+            assert params(pair["with"]) / params(pair["without"]) == pytest.approx(1, abs=0.02)

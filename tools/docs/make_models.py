@@ -63,7 +63,8 @@ def row(listed: Listed) -> list[str]:
     assert listed.config is not None, listed.problem
     state = counted_ahead(listed.config)
     name, cell, *sizes, source = row_cells(listed, listed.config.expected_params, state)
-    return [code(name), f"[{cell}](cells.md#{cell})", *sizes, source]
+    links = [f"[{one}](cells.md#{one})" for one in cell.split("+")]
+    return [code(name), " + ".join(links), *sizes, source]
 
 
 def page() -> str:
