@@ -16,6 +16,7 @@ from elman.data.text import AnyRunData, reset_token
 from elman.evaluation.validation import autocast
 from elman.kernels.graphs import Graphs
 from elman.models.build import build_model
+from elman.models.mixed import shared_backend
 from elman.training.assembly import state_of
 from elman.training.cuda_graph import uses_graph
 from elman.training.loop import take_step
@@ -186,7 +187,7 @@ class StepSubject(Subject):
             allow_slow=config.baseline.allow_slow,
             reset_after=reset_token(config.data, data.tokenizer),
         )
-        optimizer = TrainingOptimizer(config.optim, model, backend)
+        optimizer = TrainingOptimizer(config.optim, model, shared_backend(backend))
         self.replayed = uses_graph(config, device)
         self._state = state_of(config, data, model, optimizer, device, graph=self.replayed)
         if self.replayed:

@@ -23,7 +23,7 @@ from elman.kernels.graphs import CudaGraphs, why_not_captured
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.inputs import ids_dtype
 from elman.models.language_model import LanguageModel
-from elman.models.mixed import cell_of
+from elman.models.mixed import JOIN, cell_of
 from elman.models.state import State, copied, layout, overwrite
 from elman.sections.graphs import graph_conflict
 from elman.sections.model import ModelConfig
@@ -62,7 +62,7 @@ def _loops_in_python(config: RunConfig) -> bool:
     a graph takes, so the user must ask for it.
     """
     best = (best_backend(cell_of(part), "cuda") for part in config.model.parts())
-    return REFERENCE in (config.kernels.backend, *best)
+    return REFERENCE in (*config.kernels.backend.split(JOIN), *best)
 
 
 Compute = Callable[[Tensor, Sequence[State] | None], tuple[Tensor, list[State] | None]]
