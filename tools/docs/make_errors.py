@@ -159,6 +159,14 @@ CASES: dict[str, list[str]] = {
         "data.reset_at_documents=true model=mamba2",
         "data.reset_at_documents=true model=e23",
     ],
+    "Mixed stacks": [
+        "model=fla-gdn model.layers=[fla_gdn,e89]",
+        "model=fla-gdn model.layers=[fla_gdn,fla_gdn,e88]",
+        "model=fla-gdn 'model.layers=[{cell:e88,at:[5,20]}]'",
+        "model=fla-gdn 'model.layers=[fla_gdn,{cell:e88,n_head:4}]'",
+        "model=llama model.layers=[fla_gdn,e88]",
+        "model=fla-gdn model.expansion=1 'model.layers=[e88,{cell:fla_gdn,expansion:2}]'",
+    ],
     "Settings that nothing would read": [
         "eval.checkpoint=run",
         "eval=foo",
