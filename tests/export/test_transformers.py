@@ -108,7 +108,7 @@ def test_rows_of_different_lengths_are_written_as_each_alone(small: Exported) ->
     settings = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None}
     padded = tokenizer(prompts, return_tensors="pt", padding=True)
     if model.config.elman["model"]["cell"] == "llama":
-        with pytest.raises(UserError, match="resets_bt: not with cell llama"):
+        with pytest.raises(UserError, match="padding on the left of a row: not with cell llama"):
             model.generate(**padded, **settings)
         return
     batch = model.generate(**padded, **settings)

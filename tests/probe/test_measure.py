@@ -70,3 +70,15 @@ def test_a_call_holds_no_more_than_the_limit_however_long_a_document_is(
     chosen.run(subject)
     assert max(read) <= 512
     assert sum(read) == chosen.work(subject)
+
+
+def test_a_text_of_the_same_name_and_length_has_another_fingerprint_if_its_bytes_are_others(
+    tmp_path: Path,
+) -> None:
+    first, second = letters(200, 2)
+    prints = [
+        text_of(tmp_path, rows).fingerprint()
+        for rows in ([first, second], [first, second[:-1] + b"."], [first, second])
+    ]
+    assert prints[0] != prints[1]
+    assert prints[0] == prints[2]

@@ -76,8 +76,16 @@ def test_nothing_is_wider_than_the_screen(page: str, tmp_path: Path, width: int)
     script = """
     found.wide = document.documentElement.scrollWidth;
     found.plots = document.querySelectorAll("svg.plot").length;
+    found.cut = [];
+    document.querySelectorAll("svg.plot").forEach(function (svg) {
+      var left = svg.getBoundingClientRect().left;
+      svg.querySelectorAll(".grid text").forEach(function (text) {
+        if (text.getBoundingClientRect().left < left) { found.cut.push(text.textContent); }
+      });
+    });
     """
     found = look(page, script, tmp_path / "browser", width)
     assert found["wide"] <= width
+    assert found["cut"] == []
     # 3 of loss, 2 of memory, 4 or fewer of recall, 3 of ablation, 2 and 2 of each run's layers.
     assert found["plots"] >= 14

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elman.report.comparison.frame import Frame
 from elman.report.comparison.page import page_text
-from elman.report.comparison.pictures import OverNumbers, axis_of_values
+from elman.report.comparison.pictures import Axis, OverNumbers, axis_of_values
 from elman.report.comparison.plots import Plot, make_plots
 from elman.report.comparison.report_data import make_report
 
@@ -155,3 +156,10 @@ def test_validations_are_drawn_and_marks_are_everywhere(tmp_path: Path) -> None:
     for name, marks in (("e1", "contended, resumed"), ("e42", "unequal batch")):
         rows = [row for row in tree.iter("tr") if name in "".join(row.itertext())]
         assert all(marks in "".join(row.itertext()) for row in rows if row.get("data-row"))
+
+
+@pytest.mark.parametrize(("text", "left"), [("0.5", 58), ("12,345.678", 94)])
+def test_texts_beside_an_axis_have_room(text: str, left: int) -> None:
+    y = Axis("y", 0, 1, own_ticks=((0.5, text),))
+    assert Frame(Axis("x", 0, 1), y).left == left
+    assert Frame(Axis("x", 0, 1), y, left=24).left == 24

@@ -123,7 +123,7 @@ def test_the_plan_of_a_ladder_says_its_stages_and_its_cost(elman: Callable[..., 
     for line in (
         "tune=ladder: families e88, e1 at 4 sizes; optim.lr by val_bpb, lower is better",
         "1. trials of the smallest sizes: 4 x 5, and at most 8 more if a best value is at the edge",
-        "trials at the next size check it: 6",
+        "trials at the next size that check it: 6",
         "3. whole runs of all sizes but the largest: 12",
         "4. the largest size of each family is predicted, then trained: 4",
         "bytes at most: ",
@@ -137,8 +137,10 @@ def test_the_plan_names_a_family_whose_largest_size_cannot_be_predicted(
     elman: Callable[..., Ended],
 ) -> None:
     models = "model=e88_100k,e88_200k,e1_100k"
-    ended = elman("-m", models, "tune=ladder", "sweep.dry_run=true")
+    unchecked = "tune.ladder.check_trials=0"
+    ended = elman("-m", models, "tune=ladder", unchecked, "sweep.dry_run=true")
     assert ended.status == 0, ended.errors
+    assert "the rates of the larger sizes; no trial checks it" in ended.output
     assert "e88: no prediction from 2 sizes; type at least 3" in ended.output
     assert "e1: no prediction from 1 size; type at least 3" in ended.output
 
@@ -146,6 +148,8 @@ def test_the_plan_names_a_family_whose_largest_size_cannot_be_predicted(
 REFUSED = {
     "model=e88_tiny": "model=e88_tiny: a model of a ladder is named <family>_<size>",
     "train.steps=50": "train.steps=50: a ladder gives every size bytes in proportion",
+    "data=copy": "data=copy: a ladder predicts bits per byte of text; drop it, or type tune=rates",
+    "tune.ladder.bytes=3": "no such setting; did you mean tune.ladder.bytes_per_param=3?",
     "tune.score=accuracy": "tune.score: not read by a ladder",
     "+tune.space.optim.beta2={values: [0.9, 0.99]}": "tune.ladder: tunes a range of optim.lr",
     "optim.weight_decay=0.01,0.1": "model=e88_100k: a ladder has one run of each size, and these",

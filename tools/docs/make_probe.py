@@ -28,12 +28,12 @@ A probe has a folder of its own. There it writes `probe.json`, which has every n
 definition, and the page `probe.html`. With `probe.paper=true` it also writes each figure as SVG and
 PDF, and the summary as a LaTeX table.
 
-The text is the run's own held-out tail, or the files of `probe.path`. The probe reads
+The text is what the run held out from training, or the files of `probe.path`. The probe reads
 `probe.documents` stretches of it, evenly spaced and each `probe.length` bytes long. They are called
 documents. Without these settings there are 8 of them, of 131,072 bytes on a GPU and of 8,192 bytes
 on a CPU. If the text is too short for that, there are fewer, but at least two. If it is too short
-for two, they are halved. A document may hold several files of the corpus. If the run was trained
-with `data.reset_at_documents`, the states are also reset after each byte 0x1e.
+for two, their length is halved until two fit. A document may hold several files of the corpus. If
+the run was trained with `data.reset_at_documents`, the states are also reset after each byte 0x1e.
 
 The states are carried from chunk to chunk, so memory does not grow with the length. The states of
 the rows that are read together take at most an eighth of the free memory of the GPU (1 GiB on a
@@ -41,12 +41,14 @@ CPU). If a call runs out of memory all the same, it is split in two. The numbers
 
 On an H100, E88 with 102M parameters took 23 s for 8 documents of 131,072 bytes: loss 11 s, memory
 3 s, recall 6 s, state 2 s, ablation 1 s; one run, on 2026-11-28. The default model took 27 s on two
-CPU cores for 8 documents of 8,192 bytes.
+CPU cores for 8 documents of 8,192 bytes. In both, the part memory had replaced bytes only; with
+removed ones it reads half as many bytes more.
 
 Each finished part is stored in the cache until the probe has all of them. If a probe is stopped or
-killed, the same command measures only what is missing. If a state or a prediction is not finite,
-its part has no numbers. The page then names the layer, the part of its state, the row, and how many
-bytes were read before. The exit status is 3.
+killed, the same command over the same bytes measures only what is missing.
+
+If a state or a prediction is not finite, its part has no numbers. The page then names the layer,
+the part of its state, the row, and how many bytes were read before. The exit status is 3.
 
 ## Parts
 
@@ -65,7 +67,9 @@ bytes were read before. The exit status is 3.
 - **state**: norm, saturated entries, effective rank and decay of each head, over time. `grow / die`
   counts the heads whose norm more than doubles, or falls below a half, after the trained length.
   Forget gates and other gates that keep the state are decays. A cell that only adds to its state,
-  or only multiplies it by a matrix, has none, and the page says so.
+  or only multiplies it by a matrix, has none, and the page says so. Where a decay d is all that
+  makes a state forget, its half-life is log 0.5 / log d bytes. Compare it with the measured one: a
+  shorter one means that something else erases the state, a longer one that it is written again.
 - **ablation**: the state of one layer is reset before every step, frozen, or swapped with that of
   another document.
 

@@ -76,7 +76,11 @@ def _keys(section: str, tree: Mapping[str, Any]) -> Iterator[str]:
         for part in [variants[chosen]] if chosen in variants else variants.values():
             yield from (key for key in part.model_fields if key != "task")
     else:
-        yield from _class(section).model_fields
+        for key, field in _class(section).model_fields.items():
+            yield key
+            for inner in get_args(field.annotation):  # tune.ladder, which may be None
+                if isinstance(inner, type) and issubclass(inner, Section):
+                    yield from (f"{key}.{name}" for name in inner.model_fields)
 
 
 def _class(section: str) -> type[Section]:
@@ -142,8 +146,11 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
     same = [known for known in synonyms.KEYS.get(word, ()) if known in keys]
     of_section = [known for known in keys if known.rpartition(".")[0] == section]
     named = [known for known in keys if known.rpartition(".")[2] == name]
+    # In tune.ladder, bytes is bytes_per_param and not train.bytes.
+    begun = [known for known in of_section if known.startswith(f"{key}_") and "." in section]
     for found in (
         [known for known in same if known in of_section],
+        begun,
         named,
         same,
         _alike(name, of_section),

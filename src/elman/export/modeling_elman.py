@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from elman.export.folder import build_exported
+from elman.models.cells.common.mixer import Mixer
 
 # Bytes at a multiple of which PyTorch puts the tensors that it makes on a CPU.
 _ALIGNMENT = 64
@@ -129,6 +130,10 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
         """
         layers, read = (None, 0) if state is None else (state.layers, state.length)
         resets_bt = None if attention_mask is None else _starts(attention_mask, input_ids.shape[1])
+        if resets_bt is not None:
+            for layer in self.model.layers:
+                if isinstance(layer, Mixer):
+                    layer.cell.check_resets(layer.settings.values, *_PADDED)
         logits_btv, carried = self.model(input_ids, layers, resets_bt)
         loss = None if labels is None else _loss(logits_btv, labels)
         after = RecurrentState(carried, read + input_ids.shape[1])
@@ -166,6 +171,13 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: Any) -> None:
         """Leave the weights as elman's layers drew them."""
+
+
+# What asks a layer to begin a row anew, and what to do where it cannot.
+_PADDED = (
+    "attention_mask: padding on the left of a row",
+    "give rows without padding, one at a time or all of one length",
+)
 
 
 def _starts(mask_bt: Tensor, length: int) -> Tensor | None:

@@ -101,14 +101,15 @@ def ladder_lines(arms: Sequence[ArmJobs], tuned: Tuned) -> Iterator[str]:
     last = [arm for family in families if (arm := held_out(tuned, family)) is not None]
     held = sum(len(arm.seeds) for arm in last)
     yield (
-        f"tune={tuned.choice}: families {', '.join(families)} at {sizes} sizes; optim.lr by "
-        "val_bpb, lower is better"
+        f"tune={tuned.choice}: {'family' if len(families) == 1 else 'families'} "
+        f"{', '.join(families)} at {sizes} sizes; optim.lr by val_bpb, lower is better"
     )
     edge = f", and at most {growths} more if a best value is at the edge" if growths else ""
     yield f"1. trials of the smallest sizes: {searched} x {tuned.config.trials}{edge}"
+    checks = most_checks(tuned)
     yield (
-        "2. a line of log rate over log width gives the rates of the larger sizes; trials at the "
-        f"next size check it: {most_checks(tuned)}"
+        "2. a line of log rate over log width gives the rates of the larger sizes; "
+        + (f"trials at the next size that check it: {checks}" if checks else "no trial checks it")
     )
     yield f"3. whole runs of all sizes but the largest: {whole - held}"
     yield f"4. the largest size of each family is predicted, then trained: {held}"

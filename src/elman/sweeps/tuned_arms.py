@@ -83,6 +83,11 @@ def _arm(
     model = whole.model.name
     family, size = "", None
     if config.ladder is not None:
+        if isinstance(whole.data, TaskConfig):
+            raise UserError(
+                f"data={whole.data.task}: a ladder predicts bits per byte of text; drop it, or "
+                "type tune=rates"
+            )
         family, size = family_and_size(model)
         texts = merged(texts, _ladder_budget(texts, size, config.ladder))
         whole = composer.config([*texts, f"{SEED}={seeds[0]}"])

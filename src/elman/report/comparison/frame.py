@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,22 +11,33 @@ from elman.report.comparison.pictures import Axis, Picture
 
 # On a narrow screen the type is larger in the units of the picture, and this much is needed.
 LETTER, _BETWEEN = 8.8, 11
+_BESIDE, _LEAST_LEFT = 6, 58
 LONGEST_NAME = 36
 """Characters of a name in a picture."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The size of a picture, the margins around its axes, and the axes."""
+    """The size of a picture, the margins around its axes, and the axes.
+
+    Without a margin on the left of its own, a picture has as much as the texts beside its upward
+    axis need.
+    """
 
     x_axis: Axis
     y_axis: Axis
     width: int = 580
     height: int = 340
-    left: int = 58
+    left: int = 0
     right: int = 18
     top: int = 30
     bottom: int = 48
+
+    def __post_init__(self) -> None:
+        if not self.left:
+            longest = max((len(text) for _, text in self.y_axis.shown_ticks), default=0)
+            room = math.ceil(longest * LETTER) + _BESIDE
+            object.__setattr__(self, "left", max(_LEAST_LEFT, room))
 
     def x(self, value: float) -> float:
         """Return the horizontal place of a value."""
@@ -63,7 +75,7 @@ class Frame:
         for tick, text in self.y_axis.shown_ticks:
             at = self.y(tick)
             shapes.append(Path([[(self.left, at), (right, at)]]))
-            shapes.append(Text(self.left - 6, at + 4, text, anchor="end"))
+            shapes.append(Text(self.left - _BESIDE, at + 4, text, anchor="end"))
         shapes.append(Text(right, self.height - 10, self.x_axis.label, anchor="end"))
         shapes.append(Text(4, 15, self.y_axis.label))
         return Group(shapes, "grid")
