@@ -158,7 +158,7 @@ def test_validations_are_drawn_and_marks_are_everywhere(tmp_path: Path) -> None:
         assert all(marks in "".join(row.itertext()) for row in rows if row.get("data-row"))
 
 
-@pytest.mark.parametrize(("text", "left"), [("0.5", 58), ("12,345.678", 94)])
+@pytest.mark.parametrize(("text", "left"), [("0.5", 58), ("12,345.678", 108)])
 def test_texts_beside_an_axis_have_room(text: str, left: int) -> None:
     y = Axis("y", 0, 1, own_ticks=((0.5, text),))
     assert Frame(Axis("x", 0, 1), y).left == left

@@ -11,7 +11,8 @@ from elman.report.comparison.pictures import Axis, Picture
 
 # On a narrow screen the type is larger in the units of the picture, and this much is needed.
 LETTER, _BETWEEN = 8.8, 11
-_BESIDE, _LEAST_LEFT = 6, 58
+# A digit of the widest usual font (DejaVu Sans) there, the gap to the axis, and the least margin.
+_DIGIT, _BESIDE, _LEAST_LEFT = 10.2, 6, 58
 LONGEST_NAME = 36
 """Characters of a name in a picture."""
 
@@ -36,7 +37,7 @@ class Frame:
     def __post_init__(self) -> None:
         if not self.left:
             longest = max((len(text) for _, text in self.y_axis.shown_ticks), default=0)
-            room = math.ceil(longest * LETTER) + _BESIDE
+            room = math.ceil(longest * _DIGIT) + _BESIDE
             object.__setattr__(self, "left", max(_LEAST_LEFT, room))
 
     def x(self, value: float) -> float:
