@@ -152,6 +152,10 @@ DEVICE float square_root(float x) { return std::sqrt(x); }
 DEVICE float reciprocal(float x) { return 1.0f / x; }
 #endif
 
+DEVICE float exact_root(float x) { return std::sqrt(x); }
+DEVICE float exact_quotient(float x, float y) { return x / y; }
+DEVICE float exact_exp(float x) { return std::exp(x); }
+
 DEVICE unsigned pack_bf16(float low, float high) {
   return emulation::bf16_bits(low) | emulation::bf16_bits(high) << 16;
 }

@@ -61,6 +61,31 @@ bool end_waits_in_vain() {
   return ended;
 }
 
+void post(void* p, unsigned turn, unsigned number, bool release) {
+  if (unsigned* place = flag_at((char*)p + 4, true)) *place = number;
+  raise_flag(p, turn, release);
+}
+
+uint64_t look_at_post(const void* p, bool acquire) {
+  const unsigned *turn = flag_at(p, false), *number = flag_at((const char*)p + 4, false);
+  if (!turn || !number) return 0;
+  if (acquire) look_at_flag(p, *turn);
+  return (uint64_t)*number << 32 | *turn;
+}
+
+unsigned take_post(const void* p, unsigned turn, bool acquire, const char* where) {
+  const unsigned* number = flag_at((const char*)p + 4, false);
+  for (;;) {
+    const unsigned* seen = flag_at(p, false);
+    if (!number || !seen || !error.empty()) return 0;
+    if (*seen > turn) report("a number is overwritten before all have it (%s)", where);
+    if (*seen == turn) break;
+    if (!await_flag(p, where)) report("a number that nobody writes is waited for (%s)", where);
+  }
+  if (acquire) look_at_flag(p, turn);
+  return *number;
+}
+
 bool any_of_block(bool mine, const char* where) {
   const int slot = current->ballots++ & 1;
   current->votes[slot] = mine;

@@ -34,6 +34,16 @@ bool await_flag(const void* p, const char* where);
 // Ends all waits for flags, which nobody can raise any more.
 bool end_waits_in_vain();
 
+// ---- numbers that come with their turn: words of 8 bytes, the turn and then the number
+
+void post(void* p, unsigned turn, unsigned number, bool release);
+
+// What a word holds; `acquire`: what the writer told with it is learnt.
+uint64_t look_at_post(const void* p, bool acquire);
+
+// Waits for a number; `acquire`: what its writer told is learnt.
+unsigned take_post(const void* p, unsigned turn, bool acquire, const char* where);
+
 // ---- a launch
 
 // Asks all threads of a block; returns whether any of them came with `mine`.

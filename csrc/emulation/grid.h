@@ -32,6 +32,21 @@ struct Flags {
   }
 };
 
+struct Posts {
+  unsigned long long* words;
+
+  template <bool ORDERED = false>
+  DEVICE void put(int at, unsigned turn, unsigned number) const {
+    emulation::post(words + at, turn, number, ORDERED);
+  }
+  template <int N, bool ORDERED = false>
+  DEVICE void take(unsigned (&numbers)[N], const int (&at)[N], unsigned turn, ELMAN_CALLED) const {
+    const char* where = emulation::place_in_source("the wait for a number", file, line);
+    for (int i = 0; i < N; i++)
+      if (at[i] >= 0) numbers[i] = emulation::take_post(words + at[i], turn, ORDERED, where);
+  }
+};
+
 }  // namespace elman
 
 // A kernel whose blocks all run at the same time. Its Python door is that of ELMAN_KERNEL; `first`

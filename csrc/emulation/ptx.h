@@ -78,8 +78,8 @@ class Assembly {
   }
   template <class T>
   Assembly& out(T& x) {
-    static_assert(sizeof(T) == 4, "results have 4 bytes");
-    outputs.push_back((unsigned*)&x);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "results have 4 or 8 bytes");
+    outputs.emplace_back(&x, sizeof x);
     numbers.push_back(0);
     return *this;
   }
@@ -109,7 +109,8 @@ class Assembly {
         report("no such instruction here: %s", i.name.c_str());
     }
     if (!error.empty()) next();  // for good
-    for (size_t n = 0; n < outputs.size(); n++) *outputs[n] = (unsigned)numbers[n];
+    for (size_t n = 0; n < outputs.size(); n++)
+      std::memcpy(outputs[n].first, &numbers[n], outputs[n].second);
   }
 
  private:
@@ -117,8 +118,8 @@ class Assembly {
   static inline std::map<std::string, std::vector<Instruction>> programs;
   int jumps = 0;
   std::vector<Instruction>& program;
-  std::vector<uint64_t> numbers;   // %0 ...
-  std::vector<unsigned*> outputs;  // the first of them
+  std::vector<uint64_t> numbers;                  // %0 ...
+  std::vector<std::pair<void*, size_t>> outputs;  // the first of them, and their bytes
   std::map<std::string, uint64_t> registers;
 
   size_t place_of_label(const std::string& label) const {
@@ -281,6 +282,8 @@ inline unsigned __float_as_uint(float x) { return elman::emulation::float_bits(x
 inline float __uint_as_float(unsigned u) { return elman::emulation::bits_float(u); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __expf(float x) { return elman::emulation::near_exp(x); }
 inline float __fdividef(float x, float y) { return elman::emulation::near_quotient(x, y); }
 

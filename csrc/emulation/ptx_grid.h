@@ -28,6 +28,15 @@ inline bool Assembly::flags_run(const Instruction& i) {
     const unsigned* flag = flag_at(p, false);
     place(o[0]) = flag ? *flag : 0;
     if (flag && acquire) look_at_flag(p, *flag);
+  } else if (i.name == "st.release.gpu.global.u64" || i.name == "st.relaxed.gpu.global.u64") {
+    const uint64_t word = value(o[1]);
+    post((void*)value(o[0]), (unsigned)word, (unsigned)(word >> 32),
+         i.name == "st.release.gpu.global.u64");
+    looks_at_flags = 0;
+  } else if (i.name == "ld.acquire.gpu.global.u64" || i.name == "ld.relaxed.gpu.global.u64") {
+    if (++looks_at_flags > MANY_LOOKS) report("a wait for a number that never ends");
+    let_others_run();
+    place(o[0]) = look_at_post((const void*)value(o[1]), i.name == "ld.acquire.gpu.global.u64");
   } else if (i.name == "mov.u32" && o[1] == "%%globaltimer_hi") {
     place(o[0]) = looks_at_clock++ / LOOKS_A_TICK;
   } else {

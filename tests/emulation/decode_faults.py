@@ -67,32 +67,30 @@ PRODUCT = {
 }
 DRAW = {
     INDEX: {
-        "number of the first step": ("a.uniform + place * a.texts + text", "a.uniform + text"),
-        "logits of the text after": ("text * V + mine", "(text + 1) * V + mine"),
+        "number of the first step": (
+            "load_one((const long long*)a.place) * a.texts + text",
+            "text",
+        ),
+        "logits of the text after": ("text * G::V + value", "(text + 1) * G::V + value"),
         "probabilities by value, not by rank": (
-            "load_one(logits + load_one(values + mine))",
-            "load_one(logits + mine)",
+            "load_one(room.logits + load_one(room.values + mine))",
+            "load_one(room.logits + mine)",
         ),
     },
     SUM: {
         "line from its beginnings": ("rank <= mine", "rank < mine"),
         "sum over one rank too few": ("rank < kept; rank++", "rank < kept - 1; rank++"),
-        "largest logit not taken off": ("exp(x - most)", "exp(x)"),
+        "largest logit not taken off": ("exact_exp(y - most)", "exact_exp(y)"),
         "top_p of the whole line before top_k": ("* all);", "* (float)V);"),
     },
     TAIL: {
-        "top_k of more than there are": ("&& a.top_k < V", ""),
-        "value that is not there": ("if (mine < V) {\n    float x[1];", "{\n    float x[1];"),
-        "place on the line that is not there": ("if (mine < V) store_one(line", "store_one(line"),
-        "last value not written": (
-            """store_one((long long*)a.last + text, value);
-    store_one((long long*)a.drawn + place * a.texts + text, value);
-  }
-}""",
-            """store_one((long long*)a.drawn + place * a.texts + text, value);
-  }
-}""",
+        "top_k of more than there are": ("&& how.top_k < V", ""),
+        "value that is not there": ("mine < V && part == 0", "part == 0"),
+        "place on the line that is not there": (
+            "if (first) store_one(room.line + mine, stays",
+            "store_one(room.line + mine, stays",
         ),
+        "last value not written": ("store_one((long long*)a.last + text, (long long)value);", ""),
     },
     ORDER: {
         "of equal ones the larger first": ("other < mine)", "other > mine)"),
@@ -100,10 +98,10 @@ DRAW = {
         "not a number before all others": (": -3.4e38f", ": 3.4e38f"),
     },
     SETTING: {
-        "temperature ignored": ("x[0] / (float)a.temperature", "x[0]"),
-        "top_k ignored": ("a.top_k > 0 && a.top_k < V ? (int)a.top_k : V", "V"),
+        "temperature ignored": ("greedy ? x : exact_quotient(x, (float)how.temperature)", "x"),
+        "top_k ignored": ("how.top_k > 0 && how.top_k < V ? (int)how.top_k : V", "V"),
         "top_p without the one that reaches it": ("end - own <", "end <"),
-        "always the most probable": ("a.temperature == 0.0", "true"),
+        "always the most probable": ("how.temperature == 0.0", "true"),
     },
 }
 # Barriers of which one is left out in every run.

@@ -38,11 +38,22 @@ FAULTS = {
     "who left counts as come": ("return seen != GONE", "return true"),
     "a warp that is never asked": ("__all_sync(0xffffffffu, mine)", "mine"),
     "the barrier asks this thread alone": ("__syncthreads_or(mine)", "(__syncthreads(), mine)"),
+    "a post without its number": ("(unsigned long long)number << 32 | turn", "turn"),
+    "a post that tells nothing": ("st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"),
+    "a take that learns nothing": ("ld.acquire.gpu.global.u64", "ld.relaxed.gpu.global.u64"),
+    "a number of another turn": ("(unsigned)seen[i] == turn", "(unsigned)seen[i] <= turn"),
+    "every post is the first": ('"l"(words + at), "l"(word)', '"l"(words), "l"(word)'),
+    "a take beyond the end": ("(at[i] >= 0) << i", "(N > 0) << i"),
+    "a take that ends with its first": ("missing &= ~(1u << i)", "missing = 0"),
 }
 # Every thread has a word. In every step it becomes a sum over the words of all threads of all
 # blocks, which stand in two halves in turn. A block may leave before its end: `leaver`.
 PROBES = """
-struct Given { unsigned* h; unsigned* flags; unsigned* out; int steps, leaver, says; };
+struct Given {
+  unsigned *h, *flags, *out;
+  unsigned long long* posts;
+  int steps, leaver, says;
+};
 namespace NAME {
 using namespace elman;
 // The header alone does not watch memory.
@@ -85,12 +96,48 @@ DEVICE void gather(const Given& a) {
   }
   store_one(a.out + (rank * N + t), come ? sum : 7777777u);
 }
+// The same by posts, of which each thread takes three at a time; the last of every step is ordered,
+// and with it what a thread wrote beside.
+DEVICE void trade(const Given& a) {
+  constexpr int N = 64, BLOCKS = 4, ALL = BLOCKS * N, EACH = 3;
+  const Posts posts{a.posts};
+  Arena arena;
+  const sptr<unsigned> all = arena.take<unsigned>(ALL);
+  const int t = thread_index(), rank = (int)block_index();
+  unsigned sum = rank * N + t;
+  for (int step = 0; step < a.steps; step++) {
+    unsigned* here = a.h + step % 2 * ALL;
+    write(here + (rank * N + t), sum + 1);
+    sync_block();
+    const int turns = step % 2 * ALL;
+    posts.template put<true>(turns + rank * N + t, step + 1, sum);
+    for (int first = t; first < ALL; first += EACH * N) {
+      unsigned numbers[EACH];
+      int places[EACH];
+      for (int i = 0; i < EACH; i++) places[i] = first + i * N < ALL ? turns + first + i * N : -1;
+      posts.template take<EACH, true>(numbers, places, step + 1);
+      for (int i = 0; i < EACH; i++)
+        if (places[i] >= 0) store_one(all + (first + i * N), numbers[i]);
+    }
+    sync_block();
+    sum = t;
+    for (int i = 0; i < ALL; i++) sum += load_one(all + i) * (i % 7 + 1);
+    sum += read(here + (rank + 1) % BLOCKS * N) - load_one(all + (rank + 1) % BLOCKS * N) - 1;
+    sum %= 65521;
+    sync_block();
+  }
+  store_one(a.out + (rank * N + t), sum);
+}
 }
 """
 RUNS = """ELMAN_GRID_KERNEL(NAME_gather, 64, Given, NAME::gather(a))
 ELMAN_RUN_GRID(NAME_gather, Given)
+ELMAN_GRID_KERNEL(NAME_trade, 64, Given, NAME::trade(a))
+ELMAN_RUN_GRID(NAME_trade, Given)
 """
-OWN = PROBES.replace("NAME", "Probe") + "ELMAN_GRID_KERNEL(gather, 64, Given, Probe::gather(a))\n"
+OWN = PROBES.replace("NAME", "Probe") + "".join(
+    f"ELMAN_GRID_KERNEL({name}, 64, Given, Probe::{name}(a))\n" for name in ("gather", "trade")
+)
 GAVE_UP = 7777777
 
 
@@ -98,7 +145,7 @@ class Given(ctypes.Structure):
     """What the probe receives."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("h", "flags", "out")),
+        *((name, ctypes.c_void_p) for name in ("h", "flags", "out", "posts")),
         *((name, ctypes.c_int) for name in ("steps", "leaver", "says")),
     )
 
@@ -116,8 +163,10 @@ def own_library() -> ctypes.CDLL:
     return emulator.loaded(f'#include "{emulator.GRID_HEADER}"\n{OWN}')
 
 
-def run(number: int | None, seed: int, leaver: int = -1, says: bool = False) -> torch.Tensor:
-    """Run the probe over a header, or over the emulator's own; return what it wrote.
+def run(
+    number: int | None, seed: int, leaver: int = -1, says: bool = False, probe: str = "gather"
+) -> torch.Tensor:
+    """Run a probe over a header, or over the emulator's own; return what it wrote.
 
     Raises:
         FaultError: the emulator found one.
@@ -125,18 +174,24 @@ def run(number: int | None, seed: int, leaver: int = -1, says: bool = False) -> 
     h = torch.full((2, ALL), -1, dtype=torch.int32)
     flags = torch.zeros(BLOCKS * STRIDE, dtype=torch.int32)
     out = torch.zeros(ALL, dtype=torch.int32)
-    args = Given(h.data_ptr(), flags.data_ptr(), out.data_ptr(), STEPS, leaver, says)
+    posts = torch.zeros(2 * ALL, dtype=torch.int64)
+    places = (one.data_ptr() for one in (h, flags, out, posts))
+    args = Given(*places, STEPS, leaver, says)
     kernels = own_library() if number is None else library()
     tensors: list[Stretch | None] = [
         rows("h", args.h, h.nbytes, writable=True, exchanged=True),
         rows("flags", args.flags, flags.nbytes, writable=True),
         rows("out", args.out, out.nbytes, writable=True),
+        rows("posts", args.posts, posts.nbytes, writable=True),
     ]
     declare(kernels, tensors)
-    kernel = kernels["gather" if number is None else f"run_P{number}_gather"]
+    kernel = kernels[probe if number is None else f"run_P{number}_{probe}"]
     kernel.restype = ctypes.c_char_p
     blocks = ctypes.c_int64(0), ctypes.c_int64(BLOCKS)
-    sizes = (ctypes.c_int(64),) * (number is None) or (ctypes.c_int(THREADS), ctypes.c_int(64))
+    sizes = (ctypes.c_int(4 * ALL),) * (number is None) or (
+        ctypes.c_int(THREADS),
+        ctypes.c_int(4 * ALL),
+    )
     if said := kernel(ctypes.byref(args), *blocks, *sizes, seed):
         raise emulator.FaultError(said.decode())
     return out
@@ -155,8 +210,9 @@ def wrong(number: int | None) -> str:
     """Return what is wrong in some order of threads; nothing is ``""``."""
     for seed in SEEDS:
         try:
-            if not torch.equal(run(number, seed), expected()):
-                return "wrong numbers"
+            for probe in ("gather", "trade"):
+                if not torch.equal(run(number, seed, probe=probe), expected()):
+                    return f"wrong numbers of {probe}"
             for says in (False, True):
                 out = run(number, seed, leaver=2, says=says).view(BLOCKS, THREADS)
                 if not (out[[0, 1, 3]] == GAVE_UP).all() or out[2].any():

@@ -243,6 +243,7 @@ def test_what_a_kernel_says_stands_before_the_prompt(train, capsys, monkeypatch)
     [
         ("generate.prompt=[]", r"generate.prompt=\[\]: an empty list"),
         ("generate.graph=true", "generate.graph=true: a CUDA graph needs a GPU"),
+        ("generate.fused=true", "generate.fused=true: its kernel needs a GPU"),
         ("generate.state=nowhere", "generate.state=nowhere: no such file"),
     ],
 )

@@ -227,6 +227,11 @@ DEVICE float reciprocal(float x) { return 1.0f / x; }
 DEVICE double square_root(double x) { return sqrt(x); }
 DEVICE double reciprocal(double x) { return 1.0 / x; }
 
+// Rounded as the CUDA library does it, whatever options a kernel is compiled with.
+DEVICE float exact_root(float x) { return __fsqrt_rn(x); }
+DEVICE float exact_quotient(float x, float y) { return __fdiv_rn(x, y); }
+DEVICE float exact_exp(float x) { return expf(x); }
+
 DEVICE unsigned pack_bf16(float low, float high) {
   unsigned w;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));

@@ -51,6 +51,60 @@ struct Flags {
   }
 };
 
+// Numbers that blocks hand to each other together with the turn they belong to, 8 bytes at once:
+// who sees the turn has the number, so no flag and no barrier stands between. Turns only grow, and
+// the words begin as zeros. A word may be written for a next turn when all who wait for it have it.
+struct Posts {
+  static constexpr unsigned LOOKS = 1 << 10, PATIENCE = 3;  // as those of Flags
+  unsigned long long* words;
+
+  // ORDERED: what the thread knows to be written is told, too.
+  template <bool ORDERED = false>
+  DEVICE void put(int at, unsigned turn, unsigned number) const {
+    const unsigned long long word = (unsigned long long)number << 32 | turn;
+    if constexpr (ORDERED)
+      asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(words + at), "l"(word) : "memory");
+    else
+      asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(words + at), "l"(word) : "memory");
+  }
+
+  // Waits for the words at N places, which are asked for at the same time; a place below 0 is none.
+  template <int N, bool ORDERED = false>
+  DEVICE void take(unsigned (&numbers)[N], const int (&at)[N], unsigned turn) const {
+    unsigned missing = 0, begin = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) missing |= (unsigned)(at[i] >= 0) << i;
+    for (unsigned looks = 1; missing; looks++) {
+      unsigned long long seen[N];
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        if (missing >> i & 1) seen[i] = look<ORDERED>(at[i]);
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        if (missing >> i & 1 && (unsigned)seen[i] == turn) {
+          numbers[i] = (unsigned)(seen[i] >> 32);
+          missing &= ~(1u << i);
+        }
+      if (looks % LOOKS) continue;
+      unsigned now;
+      asm volatile("mov.u32 %0, %%globaltimer_hi;" : "=r"(now));
+      if (looks == LOOKS) begin = now;
+      if (now - begin >= PATIENCE) __trap();  // a block has left, which no block does
+    }
+  }
+
+ private:
+  template <bool ORDERED>
+  DEVICE unsigned long long look(int at) const {
+    unsigned long long word;
+    if constexpr (ORDERED)
+      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(words + at) : "memory");
+    else
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(words + at) : "memory");
+    return word;
+  }
+};
+
 }  // namespace elman
 
 // A kernel whose blocks all run at the same time, one on a multiprocessor; see ELMAN_KERNEL.

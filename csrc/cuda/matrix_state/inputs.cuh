@@ -12,7 +12,8 @@ DEVICE typename G::A param(const Args& a, int which, int64_t index) {
   return load_one((const typename G::A*)a.param[which].data + index);
 }
 
-template <class G, bool BACKWARD>
+// Staging: where the raw inputs stand.
+template <class G, bool BACKWARD, class Staging = SmemStaging<G, BACKWARD>>
 struct Inputs {
   using A = typename G::A;
   using Spec = typename G::Spec;
@@ -25,7 +26,7 @@ struct Inputs {
   static constexpr int ROW_NUMBERS = G::AHEAD * G::ROWS;
   static constexpr int TILE = Columns::TILE, NUMBERS = Columns::NUMBERS;
 
-  SmemStaging<G, BACKWARD> staging;
+  Staging staging;
   sptr<A> k, q, key, col;       // [copy][step][column]; key: what a read multiplies S by
   sptr<A> v, gates[MAX_GATES];  // [step][row]
   sptr<A> decay, write;         // [step]
@@ -36,6 +37,13 @@ struct Inputs {
 
   // The segments are fetched from that at t0 on.
   DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : staging(arena, args, t0) {
+    take(arena, args);
+  }
+  DEVICE Inputs(Arena& arena, const Args& args, const Staging& there) : staging(there) {
+    take(arena, args);
+  }
+
+  DEVICE void take(Arena& arena, const Args& args) {
     k = arena.take<A>(SETS * COLUMN_NUMBERS);
     q = arena.take<A>(SETS * COLUMN_NUMBERS);
     key = k;

@@ -35,12 +35,14 @@ DEVICE void sync() {
 // producer warps, the number has no meaning in other threads.
 template <class G, bool BACKWARD>
 DEVICE int worker_index() {
+  if constexpr (G::INSIDE) return thread_index() % 32;
   return G::produces(BACKWARD) ? thread_index() - G::THREADS : thread_index();
 }
 
 // A thread's number among those that hold the pieces of a state.
 template <class G>
 DEVICE int state_thread() {
+  if constexpr (G::INSIDE) return thread_index() % 32;
   return G::PRODUCERS ? thread_index() % G::THREADS : thread_index();
 }
 

@@ -69,6 +69,7 @@ struct TileConfig {
   static constexpr int STEPS = STEPS_;
   static constexpr int ALIGN = ALIGN_;
   static constexpr bool SCRATCH = SCRATCH_, PRODUCERS = PRODUCERS_;
+  static constexpr bool INSIDE = false;  // whether a warp of a larger block does what a block does
   static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "tile config");
   static_assert(TALL >= 1 && TALL <= 4, "tile config");
 

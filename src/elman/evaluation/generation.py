@@ -22,8 +22,10 @@ from elman.evaluation.sampling import Sampling
 from elman.kernels.graphs import CudaGraphs, Graphs
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
+from elman.models.text_step import states_of, text_kernel
 from elman.ops.decode import reference
 from elman.ops.decode.draw import MOST_VALUES, draw_into
+from elman.ops.decode.step import TextKernel
 from elman.ops.linear import KeptCopies
 from elman.sections.training import SEPARATOR
 
@@ -31,6 +33,8 @@ from elman.sections.training import SEPARATOR
 START = SEPARATOR
 # Tokens between two reads from the device: at 4,000 bytes/s a reader sees 60 pieces a second.
 BLOCK = 64
+# The same where one kernel takes them all, so that launches are seldom.
+_LONG_BLOCK = 256
 # Steps before a recording; after them states have their final layout and kernels are built.
 _EAGER_STEPS = 2
 # What is left of a text is written in blocks of so many tokens that few are too many.
@@ -93,10 +97,14 @@ class Writer:
         kernels: On a GPU, use the special kernels for products of a few rows and for draws.
         graph: Replay a step as a CUDA graph; None does so on a GPU if the state keeps its shape.
         graphs: Records and replays the work; None means CUDA graphs.
+        fused: Take whole steps in one kernel, if there is one for the model and the rows; None does
+            so where that is faster. It needs ``kernels`` and ``bf16``.
 
     Attributes:
         device: Where the model is.
         replayed: Whether the steps of the last :meth:`write` were replayed.
+        fused: Whether one kernel took them.
+        unfused: Why not, in words, if it was tried.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class Writer:
         kernels: bool = False,
         graph: bool | None = False,
         graphs: Graphs | None = None,
+        fused: bool | None = False,
     ) -> None:
         self._model, self._sampling, self._seed = model, sampling, seed
         self.device = self._device = next(model.parameters()).device
@@ -118,7 +127,9 @@ class Writer:
         self._last_b1: Tensor | None = None
         self._generators: list[torch.Generator] = []
         self._drawn = 0
-        self.replayed = False
+        self._wants_fused = fused
+        self.replayed = self.fused = False
+        self.unfused = ""
 
     # ------------------------------------------------------------------------------- reading
 
@@ -185,26 +196,28 @@ class Writer:
         Texts of tokens end with a whole token, and some of several become longer.
 
         Raises:
-            UserError: a CUDA graph was requested, and the step cannot be captured as one.
+            UserError: a CUDA graph was requested, and the step cannot be captured as one; or one
+                kernel was, and there is none.
         """
         assert self._last_b1 is not None, "nothing was read"
         each = [
             (part.rows, self._steps(part, self._last_b1[list(part.rows)])) for part in self._parts
         ]
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
+        wanted = wanted or self._wants_fused is not False
         done = steps_done = 0
         each_token = 1 if self._model.tokenizer is None else _BYTES_OF_TOKEN
         texts = np.zeros(len(self._last_b1), dtype=np.int64)
         with _casts_kept():
             while done < max_bytes:
-                size = min(BLOCK, max(1, (max_bytes - done) // each_token))
+                left = max(1, (max_bytes - done) // each_token)
+                size = min(_LONG_BLOCK if self.fused else BLOCK, left)
                 if wanted and steps_done == 0:
                     size = min(size, _EAGER_STEPS)
                 with self._autocast(), self._weights.read():
                     if wanted and steps_done == _EAGER_STEPS:
-                        for _, steps in each:
-                            self._record(steps)
-                        self.replayed = all(steps.replayed for _, steps in each)
+                        self._prepare([steps for _, steps in each])
+                        size = min(_LONG_BLOCK if self.fused else BLOCK, left)
                     pieces = self._block(each, self._uniform(size))
                 yield pieces
                 steps_done += size
@@ -231,6 +244,25 @@ class Writer:
         self._parts = [Rows(rows, steps.states) for rows, steps in each]
         self._last_b1 = last_b1
         return pieces
+
+    def _prepare(self, each: Sequence[_Steps]) -> None:
+        """Find a kernel of whole steps, or record them."""
+        if self._wants_fused is not False:
+            how = {"if_faster": self._wants_fused is None}
+            problems = [steps.fuse(self._weights.copy_of, **how) for steps in each]
+            self.unfused = next(filter(None, problems), "")
+            self.fused = not self.unfused
+            if self._wants_fused and self.unfused:
+                raise UserError(
+                    f"generate.fused=true: no kernel takes whole steps here: {self.unfused}; "
+                    "use generate.fused=auto"
+                )
+        if self._graph is False or (self._graph is None and self._device.type != "cuda"):
+            return
+        for steps in each:
+            if not steps.fused:
+                self._record(steps)
+        self.replayed = all(steps.replayed for steps in each)
 
     def _record(self, steps: _Steps) -> None:
         """Record the steps if their states allow it."""
@@ -323,14 +355,20 @@ class _Steps:
     ) -> None:
         self._model, self._sampling, self._kernels = model, sampling, kernels
         self.states, self.last_b1 = states, last_b1.clone()
-        rows, device = len(last_b1), last_b1.device
+        rows, device, most = len(last_b1), last_b1.device, max(BLOCK, _LONG_BLOCK)
         self._decode = bytes if model.tokenizer is None else model.tokenizer.decode
-        self._uniform_kb = torch.zeros(BLOCK, rows, device=device)
-        self._bytes_kb = torch.zeros(BLOCK, rows, dtype=torch.long, device=device)
+        self._uniform_kb = torch.zeros(most, rows, device=device)
+        self._bytes_kb = torch.zeros(most, rows, dtype=torch.long, device=device)
         self._place_1 = torch.zeros(1, dtype=torch.long, device=device)
         self.settled = False
         self._replay_one: Callable[[], None] | None = None
         self._replay_block: Callable[[], None] | None = None
+        self._kernel: TextKernel | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel takes the steps."""
+        return self._kernel is not None
 
     @property
     def replayed(self) -> bool:
@@ -341,13 +379,38 @@ class _Steps:
         """Take one step for each of the k rows of ``uniform_kb``; return the bytes of each text."""
         size = len(uniform_kb)
         self._uniform_kb[:size].copy_(uniform_kb)
-        if size == BLOCK and self._replay_block is not None:
+        if self._kernel is not None:
+            self._write(self._kernel, size)
+        elif size == BLOCK and self._replay_block is not None:
             self._replay_block()
         else:
             self._place_1.zero_()
             for _ in range(size):
                 (self._replay_one or self._once)()
         return [self._decode(row) for row in self._bytes_kb[:size].T.tolist()]
+
+    def fuse(self, copy: Callable[[Tensor], Tensor], *, if_faster: bool) -> str:
+        """Let one kernel take the steps from now on; return in words why it does not.
+
+        Args:
+            copy: Returns a weight as the products read it.
+            if_faster: Whether only a kernel is wanted that was measured to be faster.
+        """
+        if not self._kernels:
+            return "the special kernels are off"
+        assert self.states is not None, "steps before a kernel are eager"
+        found = text_kernel(self._model, self.states, copy, if_faster=if_faster)
+        if isinstance(found, str):
+            return found
+        self._kernel, self.states = found, states_of(found)
+        return ""
+
+    def _write(self, kernel: TextKernel, size: int) -> None:
+        drawn_kb = self._bytes_kb[:size]
+        how = asdict(self._sampling)
+        kernel.write(self._uniform_kb[:size], self.last_b1.flatten(), drawn_kb, **how)
+        self.last_b1.copy_(drawn_kb[-1:].T)
+        self.states = states_of(kernel)
 
     def _once(self) -> None:
         """Take one eager step; the states are new tensors."""

@@ -105,7 +105,19 @@ def _writer(
         bf16=uses_bf16(device, precision),
         kernels=kernels,
         graph=None if settings.graph == "auto" else settings.graph,
+        fused=_fused(settings, device),
     )
+
+
+def _fused(settings: GenerateConfig, device: torch.device) -> bool | None:
+    if settings.fused is True and device.type != "cuda":
+        raise UserError(
+            f"generate.fused=true: its kernel needs a GPU, and the model is on {device.type}; "
+            "use generate.fused=auto"
+        )
+    if settings.fused == "auto":
+        return None if device.type == "cuda" and settings.graph is not False else False
+    return settings.fused
 
 
 def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
@@ -204,6 +216,10 @@ class _Clock:
         rate = sum(size for _, size in counted[1:]) / seconds
         total = sum(size for _, size in self._pieces)
         how = "a CUDA graph replayed for each" if writer.replayed else "step by step"
+        if writer.fused:
+            how = "whole steps in one kernel"
+        elif writer.unfused:
+            how += f"; not whole steps in one kernel: {writer.unfused}"
         texts = f"{rows} texts together, " if rows > 1 else ""
         return f"{total:,} bytes, {rate:,.0f} bytes a second ({texts}{how})"
 

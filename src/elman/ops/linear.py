@@ -97,6 +97,11 @@ def _copy_of(weight_oi: Tensor, *, filled: bool = False) -> Tensor:
     return reads.copy_of(weight_oi, filled=filled)
 
 
+def writes_text() -> bool:
+    """Return whether products of few rows have a kernel of their own now, and no gradient flows."""
+    return _thread.few_rows is not None
+
+
 def joined(weights: Sequence[Tensor]) -> Tensor:
     """Return matrices of one width, one below the other, for one product instead of several.
 

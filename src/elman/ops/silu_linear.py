@@ -14,7 +14,7 @@ from torch.nn import functional
 from elman.ops.common.padding import is_padded
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.common.transforms import apply, transformed, watched
-from elman.ops.linear import narrow, padded_factors
+from elman.ops.linear import linear, narrow, padded_factors, writes_text
 
 
 def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
@@ -28,6 +28,8 @@ def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
         weight_oi: W.
     """
     dtype, outputs = compute_dtype(u_bti, weight_oi.dtype), len(weight_oi)
+    if writes_text():
+        return linear(functional.silu(cast(u_bti, dtype)), cast(narrow(weight_oi), dtype))
     if padded := is_padded(u_bti, weight_oi):
         u_bti, weight_oi = padded_factors(u_bti, weight_oi)  # silu keeps zeros
     else:

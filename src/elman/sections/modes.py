@@ -58,6 +58,8 @@ class GenerateConfig(Section):
         state: File from ``save_state``; its texts continue, with the prompt after them.
         save_state: File to write the state after the last byte to.
         graph: ``auto`` replays each step as a CUDA graph on a GPU where the state keeps its shape.
+        fused: ``true`` takes whole steps in one kernel, ``auto`` does so where that was measured to
+            be faster.
         precision: As ``train.precision``; ``auto`` is the precision of the training run.
         device: As ``train.device``.
     """
@@ -73,6 +75,7 @@ class GenerateConfig(Section):
     state: str | None = None
     save_state: str | None = None
     graph: bool | Literal["auto"] = "auto"
+    fused: bool | Literal["auto"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

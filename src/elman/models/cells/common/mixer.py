@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -14,11 +15,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from elman.base.errors import UserError
 from elman.kernels.uncompiled import traced_as_constant
 from elman.models.backends import check_backend, choose_backend, norm_backend
+from elman.models.blocks.conv import CausalConv
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
 from elman.models.state import CarriedState, State, check_state
 from elman.ops.common.checks import Shape, check_resets
 from elman.ops.common.precision import compute_dtype
+from elman.ops.matrix_state.plan import Plan
 
 
 class Settings:
@@ -50,6 +53,29 @@ class Settings:
         value = self.values[name]
         assert isinstance(value, str)
         return value
+
+
+@dataclass(frozen=True)
+class TextLayer:
+    """What a kernel that writes text reads of a layer: a product, a recurrence, a product.
+
+    Args:
+        plan: The recurrence.
+        in_proj: Matrix of its sources.
+        out_proj: Matrix of its output.
+        parameters: The plan's parameters by name.
+        conv: Convolution of the first channels behind ``in_proj``; None without one.
+        cell_proj: Matrix of the sources where another product stands behind ``in_proj``; else None.
+        activated: Whether silu stands between the two.
+    """
+
+    plan: Plan
+    in_proj: Tensor
+    out_proj: Tensor
+    parameters: Mapping[str, Tensor]
+    conv: CausalConv | None
+    cell_proj: Tensor | None = None
+    activated: bool = True
 
 
 class Mixer(nn.Module):
@@ -195,6 +221,10 @@ class Mixer(nn.Module):
 
     def place(self, index: int, layers: Sequence[nn.Module]) -> None:
         """Learn that this is layer ``index`` of ``layers``; to most cells all are equal."""
+
+    def text_layer(self) -> TextLayer | None:
+        """Return what a kernel of whole steps reads of this layer; None if it cannot take it."""
+        return None
 
     def begin_step(self) -> None:
         """Advance the power iterations, once per optimizer step; most cells have none."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.blocks import init
+from elman.models.cells.common.mixer import TextLayer
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State
 from elman.ops.common.checks import Shape
@@ -156,6 +157,21 @@ class MatrixMixer(Skeleton):
             for name, parameter in self.plan_parameters().items()
         }
         return self.plan, sources, parameters, state.get("S")
+
+    def text_layer(self) -> TextLayer | None:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        own = (MatrixMixer.forward, MatrixMixer.project, MatrixMixer.project_cell)
+        if (type(self).forward, type(self).project, type(self).project_cell) != own:
+            return None
+        return TextLayer(
+            self.plan,
+            self.in_proj,
+            self.out_proj,
+            self.plan_parameters(),
+            self.conv,
+            self.cell_matrix(),
+            self.activated(),
+        )
 
     def project(
         self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
+from elman.models.cells.common.mixer import TextLayer
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
 from elman.models.cells.matrix_state.e75 import CELL
 from elman.models.state import State
@@ -118,6 +119,12 @@ class E75(MatrixMixer):
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return the bias of the forget gate."""
         return {"p0": self.forget_bias}
+
+    def text_layer(self) -> TextLayer | None:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        first, second = (self.cell_proj, None) if self.post() else (self.in_proj, self.cell_proj)
+        parameters = self.plan_parameters()
+        return TextLayer(self.plan, first, self.out_proj, parameters, self.conv, second)
 
     def project(
         self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None

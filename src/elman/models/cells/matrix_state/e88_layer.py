@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
 from elman.models.blocks.dropout import Dropout
-from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.common.mixer import Mixer, TextLayer
 from elman.models.cells.matrix_state.decay_layer import (
     ConstantDecay,
     Decay,
@@ -227,13 +227,10 @@ class E88(Mixer):
             )
         if self._gate_follows:
             sources, gate_bti = self._without_gate(sources)
-        parameters = {} if self.decay is None else self.decay.plan_parameters()
-        if self.value_residual is not None:
-            parameters["residual"] = self.value_residual
         y_bthv, carried["S"] = run(
             self.plan,
             sources,
-            parameters,
+            self._plan_parameters(),
             state.get("S"),
             backend=backend,
             resets_bt=resets_bt,
@@ -242,6 +239,19 @@ class E88(Mixer):
             y_bthv = self._normed(y_bthv, gate_bti, projected_btc.dtype, x_btd)
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
         return self.dropout(linear(mixed_bti, self.out_proj)), carried
+
+    def _plan_parameters(self) -> dict[str, Tensor]:
+        parameters = {} if self.decay is None else self.decay.plan_parameters()
+        if self.value_residual is not None:
+            parameters["residual"] = self.value_residual
+        return parameters
+
+    def text_layer(self) -> TextLayer | None:
+        """See :class:`~elman.models.cells.common.mixer.Mixer`."""
+        if self.norm_gain is not None or self.mix not in ("concat", "per_head"):
+            return None
+        parameters = self._plan_parameters()
+        return TextLayer(self.plan, self.in_proj, self.out_proj, parameters, self.conv)
 
     def applied_decay(
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None

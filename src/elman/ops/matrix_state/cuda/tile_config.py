@@ -173,6 +173,16 @@ class TileConfig:
         return buffers * self.staging_bytes(False) + inputs + 64 * self.producers
 
     @property
+    def step_bytes(self) -> int:
+        """Shared memory of one forward step whose raw inputs stand elsewhere."""
+        return self._input_bytes(False) + self._reads_bytes
+
+    @property
+    def staged_vector(self) -> int:
+        """Numbers that are read from raw inputs, and written to outputs, at once."""
+        return self._staged_vector
+
+    @property
     def backward_bytes(self) -> int:
         """Shared memory of the backward pass."""
         plan, cell = self.plan, CELLS[self.plan.cell]

@@ -1,0 +1,177 @@
+// What one launch of the kernel of whole steps receives, what is known of it at compile time, and
+// the order of a block's work. ops/decode/step.py mirrors the sizes.
+#pragma once
+#include "cuda/add_norm/add_norm.cuh"
+#include "cuda/decode/draw.cuh"
+#include "cuda/matrix_state/step.cuh"
+
+namespace elman {
+
+// Contiguous tensors of a layer; null where it has no such part.
+struct DecodeLayer {
+  const void *norm, *in_proj, *out_proj;    // fp32 [D], bf16 [I or C, D], bf16 [D, M]
+  const void* cell_proj;                    // bf16 [C, I]: behind silu of the input projection
+  const void *conv, *conv_bias;             // fp32 [convolved channels, taps], [channels]
+  const void *mlp_norm, *mlp_in, *mlp_out;  // fp32 [D], bf16 [2 F, D], bf16 [D, F]
+  const void* param[PARAMS];                // as in abi/matrix_state.h
+};
+
+// State i before step s: `first` where s = 0, else that of step s - 1; step s leaves it in
+// states[s % 2].
+struct DecodeArgs {
+  const void *layers, *embedding, *head, *final_norm;  // [layers], fp32 [V, D], bf16 [V, D], fp32
+  const void *first, *first_past;                      // [layers, B, H, R, N]; [layers, B, ..]
+  void *states[2], *pasts[2];
+  const void *uniform, *last;  // fp32 [steps, B], int64 [B]
+  void* drawn;                 // int64 [steps, B]
+  void* posts;  // 8 bytes for every number that blocks hand over, zeros before the first
+  long long blocks, steps, turn;  // turn: steps before this launch
+  Sampling sampling;
+  double eps;
+};
+
+// Model_: as the text of the translation unit declares it, see ops/decode/step.py.
+template <class Tile_, class Model_>
+struct DecodeConfig : Model_ {
+  using Model = Model_;
+  // A warp computes a row tile of a head.
+  struct Tile : Tile_ {
+    static constexpr bool INSIDE = true;
+  };
+  static_assert(Tile::WARPS == 1 && Tile::STEPS == 1 && !Tile::PRODUCERS, "one step, in a warp");
+  HD static constexpr int most(int a, int b) { return a > b ? a : b; }
+  HD static constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
+  static constexpr int ROWS = Model::ROWS, PAIRS = (ROWS + 1) / 2, THREADS = 32 * Model::WARPS;
+  static constexpr int MIXED = Model::HEADS * Tile::R;  // channels of the output projection
+  using Norm = AddNormTileConfig<bf16, bf16, Model::WIDTH, 4, 2, (Model::WIDTH + 255) / 256>;
+  static_assert(Norm::HELD && Model::WIDTH % 8 == 0 && MIXED % 8 == 0 && Model::HIDDEN % 8 == 0 &&
+                    Model::INNER % 8 == 0,
+                "rows are whole vectors");
+  // Warps of add_norm.cuh, for all texts: of each warp here.
+  static constexpr int UNITS = (ROWS * Norm::WARPS + Model::WARPS - 1) / Model::WARPS;
+  static constexpr int PARTS = most(1, least(4, 1 << log2_of(THREADS / Model::VALUES)));
+  using Draw = DrawTileConfig<bf16, Model::VALUES, PARTS>;
+  static_assert(THREADS >= Draw::THREADS, "a value has a thread");
+
+  // ---- a layer's matrices, in order: IN, [CELL], OUT, [MLP_IN, MLP_OUT]; behind all layers HEAD
+
+  static constexpr bool CELLS = Model::INNER > 0;
+  static constexpr int IN = 0, CELL = CELLS, OUT = CELLS + 1, MLP_IN = OUT + 1, MLP_OUT = OUT + 2;
+  static constexpr int PER_LAYER = OUT + 1 + (Model::HIDDEN ? 2 : 0), HEAD = PER_LAYER;
+  static constexpr int MATRICES = Model::LAYERS * PER_LAYER + 1;
+
+  HD static constexpr int outputs(int kind) {
+    return kind == HEAD     ? Model::VALUES
+           : kind == CELL   ? Model::CHANNELS
+           : kind == IN     ? Model::INNER
+           : kind == MLP_IN ? 2 * Model::HIDDEN
+                            : Model::WIDTH;
+  }
+  HD static constexpr int inputs(int kind) {
+    return kind == IN || kind == MLP_IN || kind == HEAD ? Model::WIDTH
+           : kind == CELL                               ? Model::INNER
+           : kind == OUT                                ? MIXED
+                                                        : Model::HIDDEN;
+  }
+  static constexpr int MOST_INPUTS =
+      most(most(Model::WIDTH, MIXED), most(Model::HIDDEN, Model::INNER));
+  static constexpr int BETWEEN = most(Model::INNER, 2 * Model::HIDDEN);
+
+  // Rows of a matrix that a warp multiplies at once, and how many such tasks there are.
+  HD static constexpr int at_once(int kind) { return ROWS == 1 && kind != HEAD ? 2 : 1; }
+  HD static constexpr int tasks(int kind) {
+    return (outputs(kind) + at_once(kind) - 1) / at_once(kind);
+  }
+  static constexpr int SLOT = 2 * MOST_INPUTS * at_once(IN);
+
+  // ---- the words that blocks post: two numbers each, of two outputs or of two texts
+
+  HD static constexpr int words(int kind) { return tasks(kind) * PAIRS; }
+  HD static constexpr int word(int kind, int text, int output) {
+    return at_once(kind) == 2 ? output / 2 : output * PAIRS + text / 2;
+  }
+  HD static constexpr bool is_high(int kind, int text, int output) {
+    return at_once(kind) == 2 ? output % 2 : text % 2;
+  }
+  using Rows = typename Output<Tile, false>::Rows;
+  static constexpr int READS_OF_WORD = Rows::V % 2 == 0 ? 2 : 1;
+  static constexpr int READ_WORDS = ROWS * MIXED / READS_OF_WORD;
+  HD static constexpr int before(int kind) {
+    int sum = READ_WORDS;
+    for (int i = 0; i < kind; i++) sum += words(i);
+    return sum;
+  }
+  HD static constexpr int reads(int layer) { return layer * before(PER_LAYER); }
+  HD static constexpr int posts(int kind, int layer) {
+    return reads(layer) + (kind == HEAD ? 0 : before(kind));
+  }
+
+  // ---- raw inputs of a row tile: the numbers of every role, one after another
+
+  HD static constexpr bool by_rows(int role) { return !on_columns(role) && !of_head(role); }
+  HD static constexpr int count(int role) {
+    return has_role<typename Tile::Spec>(role) ? Tile::width(role) : 0;
+  }
+  HD static constexpr int begin(int role) {
+    int sum = 0;
+    for (int i = 0; i < role; i++) sum += count(i);
+    return sum;
+  }
+  HD static constexpr int raw_offset(int role) {
+    int sum = 0;
+    for (int i = 0; i < role; i++) sum += round_up(count(i), 4);
+    return sum;
+  }
+  static constexpr int RAW = begin(ROLES), RAW_NUMBERS = (RAW + 31) / 32;  // of a lane
+  static constexpr int ITEMS = ROWS * Model::HEADS * Tile::ROW_TILES;
+  static constexpr int STATE = ROWS * Model::HEADS * Tile::R * Tile::N;  // of a layer
+  static constexpr int TILE_BYTES =
+      up(4 * raw_offset(ROLES)) + Tile::input_bytes(false) + Tile::bytes(Tile::AHEAD * Tile::PARTS);
+
+  static constexpr int LAYER_WORDS = sizeof(DecodeLayer) / 8;
+  // What Decode takes of an arena, in its order.
+  static constexpr int SHARED_BYTES =
+      up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * (PER_LAYER + 1)) +
+      up(4 * ROWS) + 2 * up(4 * ROWS * MOST_INPUTS) + up(4 * ROWS * Norm::WARPS) +
+      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 3 * up(4 * Model::VALUES) + 16 +
+      up(SLOT * Model::SLOTS * Model::WARPS) + Model::WARPS * TILE_BYTES;
+};
+
+// A place among the tasks of a block: those of all matrices, which are dealt to its warps in turn.
+template <class D>
+struct Task {
+  int step = 0, layer = 0, kind = 0, place = 0;
+
+  DEVICE void next(int tasks, sptr<int> counts) {
+    place += tasks;
+    for (int here = load_one(counts + kind); place >= here; here = load_one(counts + kind)) {
+      place -= here;
+      if (kind == D::HEAD) {
+        kind = layer = 0;
+        step++;
+      } else if (++kind == D::PER_LAYER) {
+        kind = ++layer == D::LAYERS ? D::HEAD : 0;
+      }
+    }
+  }
+  DEVICE bool is(int at_step, int at_layer, int at_kind) const {
+    return step == at_step && layer == at_layer && kind == at_kind;
+  }
+  DEVICE int matrix() const { return layer * D::PER_LAYER + (kind == D::HEAD ? 0 : kind); }
+};
+
+// The raw inputs of a step as the matrix-state engine reads them.
+template <class D>
+struct RawInputs {
+  using G = typename D::Tile;
+  sptr<float> numbers;
+  const Args& a;
+  Place at;
+
+  template <int ROLE, int V, class A>
+  DEVICE void read(A* x, int, int64_t, int, int first) const {
+    load<V, float>(x, numbers + (D::raw_offset(ROLE) + first));
+  }
+};
+
+}  // namespace elman
