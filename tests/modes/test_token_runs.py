@@ -161,7 +161,7 @@ def test_what_cannot_be_done_with_tokens_is_refused_in_one_line(
 SETTINGS = {
     "no size": (
         ("data.tokenizer=bpe",),
-        "is missing; type data.tokenizer=bpe",
+        "needs data.vocab_size, how many tokens are learned; type",
     ),
     "small": (("data.tokenizer=bpe", "data.vocab_size=256"), "has no room for pairs of bytes"),
     "unread": (("data.vocab_size=300",), "read only with data.tokenizer=bpe"),

@@ -209,6 +209,14 @@ CASES: dict[str, list[str]] = {
         "data.path=book.txt data.format=raw data.field=body",
         "data.field=body",
         "data.format=jsonl",
+    ],
+    "Tokens": [
+        "data.tokenizer=bpe",
+        "data.tokenizer=bpe data.vocab_size=256",
+        "data.vocab_size=8192",
+        "data.tokenizer=nowhere.json",
+        "data.tokenizer=book.txt",
+        "data.tokenizer=bpe data.vocab_size=8192 train.bytes=1e9",
         "mode=eval eval.checkpoint=run eval.field=body",
     ],
     "Commands that cannot be read": [

@@ -57,7 +57,7 @@ def benched_models(config: RunConfig, search: Sequence[str] = ()) -> list[ModelC
             other = compose_config([f"model={name}", *_same_size(config), *search]).model
         except UserError as error:
             raise UserError(f"bench.models: {error}") from None
-        models.append(other)
+        models.append(other.with_vocabulary(config.model.vocab_size))
     return models
 
 

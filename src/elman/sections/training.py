@@ -89,11 +89,10 @@ class DataConfig(Section):
                 f"that, or drop it"
             )
         if self.tokenizer == BPE and (self.vocab_size or 0) <= BYTE_VALUES:
-            size = "is missing" if self.vocab_size is None else "has no room for pairs of bytes"
-            raise UserError(
-                f"data.vocab_size={'null' if self.vocab_size is None else self.vocab_size}: {size};"
-                f" type data.tokenizer={BPE} data.vocab_size=8192"
-            )
+            wrong = f"data.tokenizer={BPE}: needs data.vocab_size, how many tokens are learned"
+            if self.vocab_size is not None:
+                wrong = f"data.vocab_size={self.vocab_size}: has no room for pairs of bytes"
+            raise UserError(f"{wrong}; type data.tokenizer={BPE} data.vocab_size=8192")
 
 
 def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:

@@ -15,6 +15,9 @@ from elman.sections.budget import MINUTES, BudgetKind, limiting_kinds, limits_te
 
 NOT_RECORDED = "not recorded"
 
+FOLLOWS_DATA = ("vocab_size", "expected_params")
+"""Keys of group ``model`` that the data sets."""
+
 # Two runs of one model may differ in these settings and still be the same experiment. The bytes of
 # the data, the backend, whether the pass was replayed, in how many parts, and the precision of Muon
 # are read from the result, as measured.
@@ -22,6 +25,7 @@ _IRRELEVANT = {
     "train": ("seed", "device", "graph", "overlap", *WITHOUT_EFFECT["train"]),
     "data": ("path", "val_path", "format", "field"),
     "optim": ("matrix_precision",),
+    "model": FOLLOWS_DATA,
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.

@@ -142,7 +142,7 @@ RULE = (
     "val bpb: models take different numbers of steps there, so that the last 100 steps reach "
     "farther back in the run that takes fewer, and its mean is higher though its loss is as low "
     f"at every moment. With a budget of {' or '.join(EQUAL_STEPS)} it is the loss, "
-    "but val bpb where the last "
+    "but val bpb where runs have different tokens (data.tokenizer), and where the last "
     "100 steps are more than a tenth of a run, as in every run of fewer than 1,000 steps: such a "
     "mean tells the start of training as much as its end. If val bpb is missing where it would "
     "decide, the loss decides for all rows alike, and the report says so. The sentence names both "
