@@ -28,6 +28,7 @@ from elman.layers import E70, E71, E72, E73, E74, E75, E88, E97
 from elman.models.blocks import mlp, norm
 from elman.models.cells.common.mixer import Mixer
 from elman.models.language_model import LanguageModel
+from elman.models.text_step import text_kernel
 from elman.ops.add_norm import cuda as add_norm
 from elman.ops.causal_conv import cuda as causal_conv
 from elman.ops.decode import step
@@ -155,7 +156,7 @@ def model_of(
     torch.manual_seed(1)
     options = {"n_state": 8} | ({"n_heads": HEADS} if cell is E88 else {}) | options
     mixers = [cell(width, **options) for _ in range(2)]
-    made = LanguageModel(width, mixers, vocab_size=VALUES, mlp_width=hidden).eval()
+    made = LanguageModel(width, mixers, vocab_size=VALUES, mlp_widths=[hidden] * 2).eval()
     with torch.no_grad():
         made.embedding.normal_(0, 0.3)
         for mixer in mixers:
@@ -255,6 +256,13 @@ def take_states(each: Any) -> list[bytes]:
     for texts, steps in each:
         steps.states = [{"S": torch.zeros(len(texts), HEADS, 8, 8)}] * 2
     return [b""] * sum(len(texts) for texts, _ in each)
+
+
+@pytest.mark.parametrize("other", [{"expansion": 2.0}, {"use_conv": True, "d_conv": 3}])
+def test_layers_that_are_unlike_have_no_kernel(other: dict[str, Any]) -> None:
+    model = model_of(use_conv=True)
+    model.layers[1] = E88(40, n_heads=HEADS, n_state=8, **other)
+    assert text_kernel(model, [], lambda weight: weight) == "the layers are unlike"
 
 
 STEP = "cuda/decode/step.cuh"

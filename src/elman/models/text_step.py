@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from elman.models.blocks.mlp import SwiGLU
 from elman.models.blocks.norm import RMSNorm
 from elman.models.cells.common.mixer import Mixer, TextLayer
 from elman.models.language_model import LanguageModel
@@ -44,9 +45,11 @@ def text_kernel(
     if first is None:
         return "the cell or one of its options has none"
     weights = [layer for layer in layers if layer is not None]
-    if len(weights) < len(layers) or any(one.plan != first.plan for one in weights):
+    hidden = [0] * len(layers) if model.mlps is None else [_hidden(mlp) for mlp in model.mlps]
+    kinds = {(one.plan, _shapes(one), width) for one, width in zip(weights, hidden, strict=False)}
+    if len(weights) < len(layers) or len(kinds) > 1:
         return "the layers are unlike"
-    sizes, rows = _sizes(model, first), len(states[0]["S"])
+    sizes, rows = _sizes(model, first, hidden[0]), len(states[0]["S"])
     if problem := step.why_not(sizes, rows) or (if_faster and step.why_slower(sizes, rows)):
         return problem
     device = step.LIMITS(model.embedding.device)
@@ -77,9 +80,19 @@ def states_of(kernel: TextKernel) -> list[State]:
     ]
 
 
-def _sizes(model: LanguageModel, first: TextLayer) -> Sizes:
+def _hidden(mlp: nn.Module) -> int:
+    return mlp.out_proj.shape[1] if isinstance(mlp, SwiGLU) else 0
+
+
+def _shapes(layer: TextLayer) -> tuple[object, ...]:
+    """Return what the weights of all layers have to have in common, beside the plan."""
+    conv = None if layer.conv is None else (layer.conv.weight.shape, layer.conv.bias is None)
+    inner = None if layer.cell_proj is None else layer.cell_proj.shape
+    return layer.in_proj.shape, inner, layer.activated, conv
+
+
+def _sizes(model: LanguageModel, first: TextLayer, hidden: int) -> Sizes:
     convolved, taps = (0, 0) if first.conv is None else first.conv.weight.shape
-    hidden = 0 if model.mlps is None else _part(model.mlps, 0, "out_proj").shape[1]
     values, width = model.embedding.shape
     channels, inner = first.in_proj.shape[0], 0
     if first.cell_proj is not None:
@@ -109,7 +122,7 @@ def _tensors(model: LanguageModel, layers: list[TextLayer], copy: Copy) -> Model
         norm = model.norms[index]
         assert isinstance(norm, RMSNorm)
         mlp = None
-        if model.mlps is not None:
+        if model.mlps is not None and isinstance(model.mlps[index], SwiGLU):
             gain, *matrices = (
                 _part(model.mlps, index, name) for name in ("norm.weight", "in_proj", "out_proj")
             )
