@@ -586,8 +586,8 @@ def test_every_mode_that_builds_a_model_hands_on_that_slow_is_allowed(monkeypatc
         )
         for name in ("find_checkpoint", "saved_config"):
             if hasattr(module, name):
-                found = lambda place: SimpleNamespace(path=place, data=None)  # noqa: E731
-                monkeypatch.setattr(module, name, found)
+                found = SimpleNamespace(path=None, data=None, model=config.model)
+                monkeypatch.setattr(module, name, lambda place, found=found: found)
         with pytest.raises(UserError, match="enough"):
             module.run(PreparedRun(config))
     assert asked == [True, True]

@@ -93,7 +93,10 @@ The first command takes the model from the run. Repeat the other settings of the
 it, such as `data.path`, `train.batch_size` and `train.chunk_size`. An attention also needs
 `model.context=<bytes>`, since its state would grow without end. The picture *Saved by carrying the
 state* shows the effect: after the trained length it is negative where a carried state does harm,
-and after state passing it should not be.
+and after state passing it should not be. Train a control, too: the same steps without
+`train.tbptt=true`. Rows that carry their states read few places of the text to the end, and the
+model drifts to these; a low rate (`optim.lr=3e-5`) and many rows keep that small
+([an example](findings.md#what-the-states-of-five-models-of-100m-remember)).
 
 ## The summary
 

@@ -42,8 +42,9 @@ def test_every_operator_has_the_rules() -> None:
 def test_every_function_of_autograd_has_the_rules() -> None:
     found = subclasses(torch.autograd.Function)
     own = {one.__name__ for one in found if not issubclass(one, OperatorFunction)}
-    # _Filled never runs under a transform: padding.py then leaves products as they are.
-    assert own == DIFFERENTIABLE | {"_WatchedFunction", "_Last", "_Filled"}
+    # Two never run under a transform: padding.py then leaves products as they are (_Filled), and
+    # the language model takes the loss of whole logits (_InChunks).
+    assert own == DIFFERENTIABLE | {"_WatchedFunction", "_Last", "_Filled", "_InChunks"}
     kernels = {one.__name__ for one in subclasses(KernelFunction)}
     assert kernels >= {"_Conv", "_Gate", "_SwiGLU", "_Turn", "_Biased", "_Normalized", "_Into"}
     beside = {one.__name__ for one in found if issubclass(one, OperatorFunction)} - kernels

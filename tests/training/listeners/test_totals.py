@@ -38,7 +38,7 @@ def session(*overrides: str, saved: dict | None = None) -> tuple[Totals, Any]:
         device=torch.device("cpu"),
         team=ALONE,
         model=SimpleNamespace(num_params=lambda: 1),
-        micro_batches=SimpleNamespace(wait=0.0),
+        micro_batches=SimpleNamespace(wait=0.0, bytes_per_token=1.0),
         synchronize=lambda: None,
     )
     totals = Totals(state, None, Interruption(), Display())

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.base.run_files import TOKENIZER
 from elman.data.files import ByteSource
 from elman.data.tokenizers.hugging_face import tokenizer_of_json
 from elman.data.tokenizers.learned import learned_tokenizer
@@ -56,7 +57,7 @@ def named_tokenizer(setting: str) -> Tokenizer:
     path = Path(setting).expanduser()
     try:
         modified = path.stat().st_mtime_ns
-        return _of_file(path / "tokenizer.json" if path.is_dir() else path, modified, where)
+        return _of_file(path / TOKENIZER if path.is_dir() else path, modified, where)
     except UnicodeDecodeError:
         raise UserError(f"{where}: not text; name a tokenizer.json") from None
     except OSError as error:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from elman.base.errors import UserError
+from elman.base.run_files import TOKENIZER
 from elman.sections.training import SEPARATOR
 
 Ids = npt.NDArray[np.int32]
@@ -65,7 +65,7 @@ class Tokenizer:
         encode_texts: EncodeTexts,
         definition: str,
         where: str,
-        kind: Literal["tokenizer.json", "tiktoken"] = "tokenizer.json",
+        kind: str = TOKENIZER,
     ) -> None:
         self.name, self.definition, self._where, self.kind = name, definition, where, kind
         self.fingerprint = hashlib.sha256(definition.encode()).hexdigest()
