@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.parity.compare import compare, compare_beside
+from elman.parity.compare import compare, compare_beside, least_norm
 
 
 def at_angle(error: float) -> tuple[Tensor, Tensor]:
@@ -49,3 +49,10 @@ def test_a_number_that_is_not_finite_never_passes() -> None:
     one = compare_beside("y", found, own, wanted, "bf16", shared=False)
     assert not one.passed
     assert one.error == "has a relative error of nan, tolerance 1.1e-01"
+
+
+@pytest.mark.parametrize("rounding", [math.inf, math.nan])
+def test_a_reference_that_overflows_excuses_no_error(rounding: float) -> None:
+    least = least_norm("fp32", 1, rounding)
+    wanted = torch.tensor([1.0])
+    assert not compare("d D", 1.05 * wanted, wanted, 1e-4, least).passed

@@ -224,7 +224,7 @@ def least_norm(precision: str, numbers: int, rounding: float) -> float:
             :meth:`elman.parity.experiment.Experiment.rounding` returns it.
     """
     floor = _UNDERFLOW * math.sqrt(numbers)
-    if precision != "bf16" and numbers <= _FEW:
+    if precision != "bf16" and numbers <= _FEW and math.isfinite(rounding):
         floor = max(floor, _ROUNDINGS * rounding)
     return floor / TOLERANCES[precision]
 
