@@ -12,7 +12,7 @@ from torch import nn
 from elman.models.build import layer_class
 from elman.models.cells import registry
 from elman.probe import memory, state
-from elman.probe.result import Change
+from elman.probe.result import Change, Memory
 from elman.sections.probe import CHANGES, ProbeChange
 from tests.probe.hand_set import Breaks, Delay, Leak, letters, model_of, reader_of, text_of
 
@@ -153,3 +153,11 @@ def test_a_half_life_beyond_the_last_distance_is_none() -> None:
     assert memory.half_life([0, 1, 2], [1.0, 0.9, 0.8]) is None
     assert memory.half_life([0, 1, 2], [0.0, 0.0, 0.0]) is None
     assert memory.half_life([0, 4, 8], [1.0, 1.0, 0.25]) == pytest.approx(6)
+
+
+def test_a_probe_of_version_1_is_read_as_one_of_replaced_bytes(tmp_path: Path) -> None:
+    change = measured(tmp_path, Leak(0.9))
+    first = {"distances": DISTANCES, **change.model_dump()}
+    read = Memory.model_validate(first, strict=False)
+    assert read == Memory(distances=DISTANCES, changes={"replaced": change})
+    assert Memory.model_validate(read.model_dump(), strict=False) == read

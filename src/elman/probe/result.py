@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import model_validator
+
 from elman.base.exit_status import RunStatus
 from elman.evaluation.fields import Number, Part, Whole, definitions, fact, number
 
@@ -123,6 +127,16 @@ class Memory(Part):
         "16 bytes more are read at the start, so that both have read as many bytes",
         default={},
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, tree: Any) -> Any:
+        """Give replaced bytes, the only change that version 1 made, their name."""
+        if not isinstance(tree, dict) or "kl" not in tree:
+            return tree
+        change = {key: value for key, value in tree.items() if key in Change.model_fields}
+        rest = {key: value for key, value in tree.items() if key not in change}
+        return rest | {"changes": {"replaced": change}}
 
 
 class RecallKind(Part):
