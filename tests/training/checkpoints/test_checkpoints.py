@@ -265,3 +265,10 @@ def test_weights_of_another_model_are_refused(store: CheckpointStore) -> None:
 def test_a_place_without_checkpoint_is_named(tmp_path: Path, place: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_checkpoint(tmp_path / place)
+
+
+def test_a_state_without_room_says_why(tmp_path: Path) -> None:
+    """Only the state fails: torch itself names a place in its sources, and no reason."""
+    (tmp_path / checkpoints.STATE).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints._save_state({"x": torch.zeros(100_000)}, tmp_path / checkpoints.STATE)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -378,6 +378,24 @@ class CheckpointStore:
         return str(whole[-1].path) if whole else "no checkpoint yet"
 
 
+class _Stream:
+    """A file that torch writes; it remembers why a write failed, which torch does not say."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 def _save_state(state: dict[str, Any], path: Path) -> None:
     """Write a state without the checksums of its parts: no loader reads them, and they take longer
     than the rest. The meta file has one of the whole file.
@@ -385,7 +403,14 @@ def _save_state(state: dict[str, Any], path: Path) -> None:
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(compute_crc32=False)
     try:
-        torch.save(state, path)
+        with path.open("wb") as file:
+            stream: Any = _Stream(file)
+            try:
+                torch.save(state, stream)
+            except RuntimeError:
+                if stream.error is not None:
+                    raise stream.error from None
+                raise
     finally:
         torch.serialization.set_crc32_options(before)
 
