@@ -129,6 +129,11 @@ def test_the_count_of_the_file_is_not_expected_of_other_layers() -> None:
             "model.layers, entry 1: {'cel': 'e88'}: expected ",
         ),
         (["model.layers=[]"], "model.layers=[]: expected a list, as in [fla_gdn,e88]"),
+        (
+            ["model.layers=[fla_gdn,{cell:e88,at:[0,1,2,3,4,5,6,7]}]"],
+            "model.layers: places take every layer of model.cell=fla_gdn, so nothing would read "
+            "that cell's options; leave it a layer, or choose a model of a cell in the list",
+        ),
         (["model.layers=[{cell:e88,at:[-1]}]"], "model.layers.at=-1: must be at least 0"),
         (
             ["model.wrapper=legacy_ln", "model.layers=[fla_gdn,{cell:e88,mlp_ratio:1}]"],

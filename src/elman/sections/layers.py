@@ -66,7 +66,8 @@ def stacked(entries: Sequence[LayerEntry], own: LayerEntry, depth: int) -> list[
         depth: ``model.depth``.
 
     Raises:
-        UserError: the pattern does not fill the depth, or a place is outside of it or named twice.
+        UserError: the pattern does not fill the depth, a place is outside of it or named twice, or
+            no layer is of ``own``'s cell.
     """
     pattern = [one for one in entries if one.at is None] or [own]
     if depth % len(pattern):
@@ -91,4 +92,9 @@ def stacked(entries: Sequence[LayerEntry], own: LayerEntry, depth: int) -> list[
                 )
             named.add(place)
             found[place] = entry.anywhere()
+    if all(one.cell != own.cell for one in found):
+        raise UserError(
+            f"model.layers: places take every layer of model.cell={own.cell}, so nothing would "
+            "read that cell's options; leave it a layer, or choose a model of a cell in the list"
+        )
     return found
