@@ -182,6 +182,41 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Pat
     assert "No such file or directory; name a tokenizer.json, tiktoken:<name>, bpe" in missing
 
 
+def test_a_tokenizer_that_writes_other_bytes_is_refused_wherever_it_does(
+    source, tmp_path: Path
+) -> None:
+    tree = json.loads(learned(source).definition)
+    spaced = tmp_path / "spaced.json"
+    pre = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    spaced.write_text(json.dumps(tree | {"pre_tokenizer": pre}))
+    assert "changes text" in refused(str(spaced))
+    replaced = tmp_path / "replaced.json"
+    other = {"type": "Replace", "pattern": {"String": "~"}, "content": "-"}
+    replaced.write_text(json.dumps(tree | {"normalizer": other}))
+    tokenizer = named_tokenizer(str(replaced))
+    with pytest.raises(UserError, match="changes text"):
+        tokenizer.encode(b"a ~ of as many bytes")
+
+
+def test_a_folders_file_that_was_written_anew_is_read_anew(source, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for size in (290, 300):
+        path.write_text(learned(source, size).definition)
+        os.utime(path, ns=(size, size))
+        assert named_tokenizer(str(tmp_path)).vocab_size == size
+
+
+@pytest.mark.parametrize("part", ["ranks", "pattern", "special_tokens"])
+def test_a_damaged_definition_of_tiktoken_is_one_line(part, tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    ranks = ranks_file(tmp_path / "tiny.tiktoken")
+    tree = json.loads(named_tokenizer(f"tiktoken:{ranks}").definition)
+    del tree[part]
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(tree))
+    assert "no definition of an encoding of tiktoken" in refused(str(path))
+
+
 def test_a_missing_package_says_what_to_type(source, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = learned(source).definition
     for name in ("tokenizers", "tiktoken"):

@@ -55,9 +55,10 @@ def named_tokenizer(setting: str) -> Tokenizer:
     if setting.startswith(TIKTOKEN):
         return _of_tiktoken(setting.removeprefix(TIKTOKEN), where)
     path = Path(setting).expanduser()
+    if path.is_dir():
+        path /= TOKENIZER
     try:
-        modified = path.stat().st_mtime_ns
-        return _of_file(path / TOKENIZER if path.is_dir() else path, modified, where)
+        return _of_file(path, path.stat().st_mtime_ns, where)
     except UnicodeDecodeError:
         raise UserError(f"{where}: not text; name a tokenizer.json") from None
     except OSError as error:

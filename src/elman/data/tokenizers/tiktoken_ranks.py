@@ -65,11 +65,19 @@ def tokenizer_of_ranks(tree: Mapping[str, Any], where: str) -> Tokenizer:
     """Return the tokenizer of a definition that :func:`tokenizer_of_tiktoken` made.
 
     Raises:
-        UserError: ``tiktoken`` is missing.
+        UserError: the definition is damaged, or ``tiktoken`` is missing.
     """
     _require_tiktoken(where)
-    ranks = {base64.b64decode(token): rank for token, rank in tree["ranks"].items()}
-    return _tokenizer(tree["name"], tree["pattern"], ranks, tree["special_tokens"], where)
+    try:
+        ranks = {base64.b64decode(token): rank for token, rank in tree["ranks"].items()}
+        return _tokenizer(tree["name"], tree["pattern"], ranks, tree["special_tokens"], where)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{where}: no definition of an encoding of tiktoken that elman has written "
+            f"({type(error).__name__}: {first_line(error)}); name another checkpoint or file"
+        ) from None
 
 
 def _tokenizer(
