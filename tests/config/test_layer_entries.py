@@ -135,6 +135,7 @@ def test_the_count_of_the_file_is_not_expected_of_other_layers() -> None:
             "that cell's options; leave it a layer, or choose a model of a cell in the list",
         ),
         (["model.layers=[{cell:e88,at:[-1]}]"], "model.layers.at=-1: must be at least 0"),
+        (["model.layers=[{cell:e88,at:1.5}]"], "model.layers.at=1.5: expected a whole number"),
         (
             ["model.wrapper=legacy_ln", "model.layers=[fla_gdn,{cell:e88,mlp_ratio:1}]"],
             "model.mlp_ratio=1: the MLP has an RMSNorm, which model.wrapper=legacy_ln has not",

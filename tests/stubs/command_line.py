@@ -59,7 +59,7 @@ def stub_environment() -> dict[str, str]:
 
 @pytest.fixture
 def elman_process(tmp_path: Path, stub_environment: dict[str, str]) -> Callable[..., Ended]:
-    """Return ``elman_process(*arguments)``, run in a fresh process in an empty folder."""
+    """Return ``elman_process(*arguments)``, run in an empty folder."""
 
     def run(*arguments: str) -> Ended:
         command = [sys.executable, "-m", "elman", *arguments]

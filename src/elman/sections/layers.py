@@ -12,7 +12,9 @@ from elman.sections.section import NonNegative, Section, rounded
 
 Value = bool | int | float | str
 """Value of a cell's option."""
-_one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, int) else value)
+_one_or_more = BeforeValidator(
+    lambda value: value if value is None or isinstance(value, list | tuple) else [value]
+)
 Place = Annotated[int, rounded, Field(ge=0)]
 
 
