@@ -32,7 +32,6 @@ from elman.training.trainer import Trainer
 def _plant(fault: dict[str, Any], rank: int) -> None:
     """Let something go wrong: ``nan``, ``oom`` or ``hang`` in one rank; ``slow`` in all."""
     team.HANG_SECONDS = fault.get("hang_seconds", team.HANG_SECONDS)
-    watch.SILENT_SECONDS = fault.get("silent_seconds", watch.SILENT_SECONDS)
     if fault.get("spared"):
         team.Joined._kill_the_hung = lambda joined: None  # type: ignore[method-assign]
     loss, kind, left = LanguageModel.loss, fault["kind"], [fault.get("after", 0)]
@@ -58,11 +57,23 @@ def _plant(fault: dict[str, Any], rank: int) -> None:
 
     def running(trainer: Trainer, *given: Any) -> Any:
         begun.append(True)
+        if "silent_seconds" in fault:
+            _lose_after(trainer.state.team.watch, fault["silent_seconds"])
         print(f"ranks here: {sorted(trainer.state.team.processes)}", flush=True)
         return run(trainer, *given)
 
     LanguageModel.loss = faulty  # type: ignore[method-assign]
     Trainer.run = running  # type: ignore[method-assign]
+
+
+def _lose_after(of: watch.Watch, seconds: float) -> None:
+    """Count a rank as lost after fewer seconds.
+
+    Only once training has begun: ranks that still import are silent longer on a busy machine.
+    """
+    watch.SILENT_SECONDS = seconds
+    for store in (of._store, of._of_thread):
+        store._seconds = seconds
 
 
 def _rank(rank: int, command: dict[str, Any], port: int) -> None:

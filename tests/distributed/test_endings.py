@@ -85,7 +85,7 @@ def test_a_killed_rank_is_named_and_the_others_save(start, killed: int) -> None:
 )
 def test_a_stopped_rank_keeps_nobody_from_ending(start, stopped: int, spared: bool) -> None:
     """The processes end as real ones do, so a library's wait for the stopped rank would show."""
-    fault = {"kind": "slow", "silent_seconds": 2.0, "spared": spared, "whole": True}
+    fault = {"kind": "slow", "silent_seconds": 6.0, "spared": spared, "whole": True}
     run = start(2, *SLOW, fault=fault)
     steps_of(run, 2)
     os.kill(run.pids[stopped], signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_ranks_whose_torchrun_dies_save_and_end(
 
 def test_a_suspended_job_goes_on(start) -> None:
     """A scheduler stops all ranks for longer than a rank may be silent."""
-    fault = {"kind": "slow", "silent_seconds": 5.0}
+    fault = {"kind": "slow", "silent_seconds": 6.0}
     run = start(2, *SLOW, fault=fault)
     steps_of(run, 2)
     for pid in run.pids:
