@@ -18,8 +18,8 @@ from elman.data.tokenizers import hugging_face, tiktoken_ranks
 from elman.data.tokenizers.learned import learned_tokenizer
 from elman.data.tokenizers.opening import named_tokenizer, tokenizer_of_definition
 from elman.data.tokenizers.tokenizer import Tokenizer
+from elman.export.files import learned_tokenizer as exported_tokenizer
 from elman.export.files import tokenizer as byte_tokenizer_json
-from elman.export.files import tokenizer_with_documents
 from elman.sections.training import DataConfig
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -143,12 +143,36 @@ def test_a_tokenizer_of_sentencepiece_with_tokens_for_bytes_is_read(tmp_path: Pa
     assert_exact(tokenizer)
 
 
-def test_what_is_exported_cuts_at_separators_itself(source) -> None:
-    tokenizer = learned(source)
-    tree = tokenizer_with_documents(tokenizer.definition)
-    plain = tokenizers.Tokenizer.from_str(json.dumps(tree))
-    text = "left +\x1e right\x1e\n\n\x1eend"
-    assert plain.encode(text).ids == tokenizer.encode(text.encode()).tolist()
+def test_what_is_exported_cuts_at_separators_itself_and_names_their_token(
+    source, tmp_path: Path
+) -> None:
+    tree = json.loads(learned(source).definition)
+    # A vocabulary that joins separators, and has them as a token of their own, too.
+    merged = {"\u011e\u011e": 300, "\u011e\u011ea": 301}
+    model = tree["model"] | {"vocab": tree["model"]["vocab"] | merged}
+    model["merges"] = [["\u011e", "\u011e"], *model["merges"], ["\u011e\u011e", "a"]]
+    end = {"id": 302, "content": "<|endoftext|>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(tree | {"model": model, "added_tokens": [end | flags]}))
+    bytes_alone = tmp_path / "bytes.json"
+    bytes_alone.write_text(json.dumps(byte_tokenizer_json()))
+    text = "left +\x1e right\x1e\n\n\x1e\x1ea \u011e\u011ea<|endoftext|>end"
+    for tokenizer in (
+        learned(source),
+        named_tokenizer(str(given)),
+        named_tokenizer(str(bytes_alone)),
+    ):
+        tree = exported_tokenizer(tokenizer)
+        plain = tokenizers.Tokenizer.from_str(json.dumps(tree))
+        ids = tokenizer.encode(text.encode()).tolist()
+        assert plain.encode(text).ids == ids
+        assert plain.decode(ids, skip_special_tokens=False) == text
+        assert plain.token_to_id("\x1e") == tokenizer.separator
+        (tmp_path / "again.json").write_text(json.dumps(tree))
+        again = named_tokenizer(str(tmp_path / "again.json"))
+        assert_exact(again)
+        assert again.encode(text.encode()).tolist() == ids
 
 
 def refused(setting: str) -> str:

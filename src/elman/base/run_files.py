@@ -53,6 +53,8 @@ MODELING = "modeling_elman.py"
 """The Python code with which transformers computes the model."""
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+"""Which file has which weight, where transformers has divided them into several."""
 
 # The folder of a sweep, in which each job's folder lies.
 SWEEP = "sweep.json"

@@ -21,6 +21,7 @@ from elman.base.run_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     WEIGHTS,
+    WEIGHTS_INDEX,
 )
 from elman.base.utf8_path import in_utf8
 from elman.base.whole_file import put_json, put_text, usual_permissions, whole_folder
@@ -33,10 +34,12 @@ from elman.export import files
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.sections.model import VOCAB_SIZE, ModelConfig
-from elman.sections.training import SEPARATOR
+from elman.sections.training import BYTES
 
 # The module of ElmanForCausalLM that holds the language model.
 _PREFIX = "model."
+# What reading a file of JSON that is not what it should be may raise.
+_DAMAGED = (AttributeError, KeyError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,13 @@ class ExportedModel:
         path: The folder.
         model: Its section ``model``.
         reset_after: As :class:`~elman.models.language_model.LanguageModel` takes it.
+        has_bytes: Whether its tokens are bytes.
     """
 
     path: Path
     model: ModelConfig
     reset_after: int | None
+    has_bytes: bool
 
     def tokenizer(self) -> Tokenizer | None:
         """Return its tokenizer; None if its tokens are bytes.
@@ -59,14 +64,16 @@ class ExportedModel:
         Raises:
             UserError: its file cannot be read, or its package is missing.
         """
-        if self.model.vocab_size == VOCAB_SIZE:
+        if self.has_bytes:
             return None
         file = self.path / TOKENIZER
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = first_line(error)
-            raise UserError(f"{file}: cannot be read ({reason}); export it again") from None
+            raise UserError(
+                f"{file}: cannot be read ({first_line(error)}), and the model reads its tokens; "
+                "save the tokenizer there with its save_pretrained, or export the model again"
+            ) from None
         return tokenizer_of_definition(text, TOKENIZER, str(file))
 
     def load_weights(self, model: nn.Module) -> None:
@@ -77,10 +84,16 @@ class ExportedModel:
         """
         file = self.path / WEIGHTS
         try:
-            with in_utf8(file) as path:
-                tensors = load_file(path)
+            names = [WEIGHTS]
+            if not file.exists() and (index := self.path / WEIGHTS_INDEX).is_file():
+                file = index
+                names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                with in_utf8(self.path / name) as path:
+                    tensors |= load_file(path)
             model.load_state_dict({name.removeprefix(_PREFIX): w for name, w in tensors.items()})
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (*_DAMAGED, RuntimeError, SafetensorError) as error:
             last = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise UserError(f"{file}: cannot be loaded ({last}); export the model again") from None
 
@@ -100,10 +113,13 @@ def read_exported(place: str | Path) -> ExportedModel | None:
         if tree.get("model_type") != files.OURS:
             return None
         section = tree[files.OURS]
-        return ExportedModel(path, validate_model(section["model"]), section["reset_after"])
+        model = validate_model(section["model"])
+        # Without a tokenizer's name in older folders.
+        has_bytes = section.get("tokenizer", BYTES) == BYTES and model.vocab_size == VOCAB_SIZE
+        return ExportedModel(path, model, section["reset_after"], has_bytes)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except _DAMAGED as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{file}: damaged ({reason}); export the model again") from None
 
@@ -142,20 +158,13 @@ def write_exported(
     Raises:
         UserError: it cannot be written.
     """
-    reset_after, separator = reset_token(config.data, tokenizer), SEPARATOR[0]
-    tokens = files.tokenizer()
-    if tokenizer is not None:
-        tokens, separator = (
-            files.tokenizer_with_documents(tokenizer.definition),
-            tokenizer.separator,
-        )
+    section, reset_after = flatten(config)["model"], reset_token(config.data, tokenizer)
+    tokens = files.tokenizer() if tokenizer is None else files.learned_tokenizer(tokenizer)
     small = {
-        EXPORT_CONFIG: files.config_json(
-            config.model, flatten(config)["model"], reset_after, separator
-        ),
-        GENERATION: files.generation_config(separator),
+        EXPORT_CONFIG: files.config_json(config.model, section, reset_after, tokenizer),
+        GENERATION: files.generation_config(tokenizer),
         TOKENIZER: tokens,
-        TOKENIZER_CONFIG: files.tokenizer_config(names=tokenizer is None),
+        TOKENIZER_CONFIG: files.tokenizer_config(),
     }
     tensors = {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in weights.items()}
     try:

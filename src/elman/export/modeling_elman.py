@@ -89,6 +89,7 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = ElmanConfig
     # A state does not go back to an earlier token, which assisted generation would need.
     _is_stateful = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: ElmanConfig) -> None:
         super().__init__(config)
@@ -122,11 +123,16 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: Tokens [B, T], those after ``state``.
             attention_mask: 0 where a token is padding, for these tokens or for those before them,
-                too. A row starts anew behind padding; predictions at padding mean nothing.
+                too. A row starts anew behind padding, which must not be behind other tokens of
+                the row; predictions at padding mean nothing.
             state: The state that an earlier call returned; None starts a sequence.
             labels: Tokens [B, T] as in ``input_ids``, -100 where none is to be predicted.
             use_cache: Return the state; None does so outside of training.
             return_dict: False returns a tuple.
+
+        Raises:
+            ValueError: padding is between other tokens, or as the model raises it.
+            UserError: there is padding, and a layer cannot start a row anew.
         """
         layers, read = (None, 0) if state is None else (state.layers, state.length)
         resets_bt = None if attention_mask is None else _starts(attention_mask, input_ids.shape[1])
@@ -154,6 +160,11 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """Return the arguments of the next call: the tokens that the state has not read yet."""
         new_ids = input_ids if state is None else input_ids[:, state.length :]
+        if not new_ids.shape[1]:
+            raise ValueError(
+                f"state: has read all {input_ids.shape[1]} tokens; give the whole text and at "
+                "least one token behind it"
+            )
         names = ("input_ids", "state", "attention_mask", "use_cache")
         return dict(zip(names, (new_ids, state, attention_mask, use_cache), strict=True))
 
@@ -164,6 +175,10 @@ class ElmanForCausalLM(PreTrainedModel, GenerationMixin):
             outputs, model_kwargs, *others, **named
         )
         return after | ({} if outputs.state is None else {"state": outputs.state})
+
+    def _set_gradient_checkpointing(self, enable: bool = True, **others: Any) -> None:
+        """Recompute every layer in the backward pass; Trainer and others ask for it in this way."""
+        self.model.activation_checkpointing = enable
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -182,8 +197,18 @@ _PADDED = (
 
 def _starts(mask_bt: Tensor, length: int) -> Tensor | None:
     """Return True where a row starts behind padding, among the last ``length`` tokens."""
-    real_bt = functional.pad(mask_bt.bool(), (1, 0), value=True)
-    starts_bt = (real_bt[:, 1:] & ~real_bt[:, :-1])[:, -length:]
+    real_bt = mask_bt.bool()
+    if real_bt.shape[1] < length:
+        raise ValueError(f"attention_mask: of {real_bt.shape[1]} tokens, expected {length}")
+    if bool(real_bt.all()):
+        return None
+    starts_bt = real_bt & ~functional.pad(real_bt[:, :-1], (1, 0), value=True)
+    if bool((starts_bt & (real_bt.cumsum(1) > 1)).any()):
+        raise ValueError(
+            "attention_mask: a row has padding between its tokens, and its state would have read "
+            "that; pad on the left, and give the attention_mask of the tokenizer"
+        )
+    starts_bt = starts_bt[:, -length:]
     return starts_bt if bool(starts_bt.any()) else None
 
 

@@ -27,7 +27,7 @@ EncodeTexts = Callable[[list[str]], list[Sequence[int]]]
 """From texts to the ids of each. It lets other threads run meanwhile."""
 
 # What a tokenizer must give back as it was: spaces, digits, other scripts, code, ends of lines.
-_SAMPLE = (
+SAMPLE = (
     " Bytes  in,\tbytes out: 1,234.5\r\n\n    def f(x):\n        return x  # caf\u00e9 "
     "\u65e5\u672c\u8a9e \U0001f642 Cafe\u0301 \ufb01n\n"
 ).encode()
@@ -75,7 +75,7 @@ class Tokenizer:
         self._byte_ids = self._ids_of_bytes()
         self.separator = int(self._byte_ids[SEPARATOR[0]])
         # Without its first space, too: some tokenizers put a space before a text that has none.
-        self.encode_all([_SAMPLE, _SAMPLE.lstrip()])
+        self.encode_all([SAMPLE, SAMPLE.lstrip()])
 
     def encode(self, data: bytes) -> Ids:
         """Return the ids of a text: int32 [n].
