@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.base.errors import UserError
+from elman.data import windows
 from elman.data.batches import AnyBatches, RandomBatches, TokenStreamBatches
 from elman.data.files import ByteSource
 from elman.data.text import Data, open_text
@@ -30,6 +31,7 @@ from elman.data.windows import (
     TokenRows,
     as_tokens,
     contiguous_tokens,
+    document_batches,
     scoring_batches,
     validation_batches,
 )
@@ -227,6 +229,51 @@ def test_a_text_in_order_is_scored_byte_for_byte(opened, limit) -> None:
     assert sum(chunk.n_bytes for chunk in chunks) == end - 1
     assert all(a.ids_bn[0, -1] == b.ids_bn[0, 0] for a, b in itertools.pairwise(chunks))
     assert all(chunk.ids_bn.shape == (1, 101) for chunk in chunks[:-1])
+
+
+def rolling_windows(tokens: list[int], longest: int) -> list[tuple[list[int], list[int]]]:
+    """What the windows of a document read and predict, in lm-eval's own words."""
+    first = min(longest, len(tokens))
+    found = [([0x1E, *tokens[: first - 1]], tokens[:first])] if tokens else []
+    predicted = first
+    while predicted < len(tokens):
+        count = min(len(tokens) - predicted, longest)
+        end = predicted + count
+        found.append((tokens[end - longest - 1 : end - 1], tokens[end - count : end]))
+        predicted = end
+    return found
+
+
+@pytest.mark.parametrize("tokenizer", [None, pairs_tokenizer()], ids=["bytes", "pairs"])
+@pytest.mark.parametrize(("longest", "rows"), [(1, 3), (7, 1), (7, 4), (64, 2), (10_000, 3)])
+def test_documents_are_scored_in_the_windows_of_lm_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer, longest: int, rows: int
+) -> None:
+    monkeypatch.setattr(windows, "_READ_AHEAD", 50)
+    documents = [prose(9, 30).replace(b"\x1e", b""), b"", b"a", "café".encode(), b"x" * 14, b""]
+    path = tmp_path / "text"
+    path.write_bytes(b"\x1e".join(documents))
+    expected = []
+    for one in documents:
+        ids = list(one) if tokenizer is None else tokenizer.encode(one).tolist()
+        expected += rolling_windows(ids, longest)
+    with ByteSource(str(path)) as source:
+        batches = list(document_batches(source, longest, rows, tokenizer))
+    found = []
+    for batch in batches:
+        assert len(batch.ids_bn) <= rows
+        for ids_n, read in zip(batch.ids_bn, batch.read_b, strict=True):
+            row = ids_n[ids_n != NO_TOKEN].tolist()
+            found.append((row[:-1], row[1 + read :]))
+    assert found == expected
+    assert sum(batch.n_bytes for batch in batches) == sum(map(len, documents))
+
+
+def test_a_text_of_separators_has_no_document_to_score(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\x1e\x1e")
+    why = pytest.raises(UserError, match=r"^eval\.path=.*text: has no documents, only")
+    with ByteSource(tmp_path / "text", setting="eval.path") as source, why:
+        list(document_batches(source, 8, 2, None))
 
 
 def test_bytes_that_are_no_utf8_have_tokens_of_single_bytes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -67,10 +68,42 @@ def test_carried_state_scores_a_text_as_one_long_forward_does(
     assert scored(capsys.readouterr().out) == pytest.approx(whole, abs=1e-4)
 
 
+def test_documents_are_scored_each_by_itself(train, tmp_path: Path, capsys) -> None:
+    run = train()
+    capsys.readouterr()  # what the run said
+    documents = [b"def add(left, right): return left + right", b"x", b"# caf\xc3\xa9 " * 5]
+    (tmp_path / "text").write_bytes(b"\x1e".join(documents))
+    overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={tmp_path / 'text'}"]
+    eval_mode.run(PreparedRun(compose_config([*overrides, "eval.document_window=16"])))
+    model, nats = elman.load(run.folder), 0.0
+    with torch.no_grad():
+        for one in documents:
+            ids = torch.tensor([[0x1E, *one]])
+            for done in range(0, len(one), 16):
+                end = min(done + 16, len(one))
+                start = max(0, end - 16)
+                logits = model(ids[:, start:end])[0][0, done - start :].double()
+                nats += float(
+                    torch.nn.functional.cross_entropy(
+                        logits, ids[0, done + 1 : end + 1], reduction="sum"
+                    )
+                )
+    count = sum(map(len, documents))
+    assert scored(capsys.readouterr().out) == pytest.approx(nats / count / math.log(2), abs=2e-6)
+
+
+def test_settings_of_documents_and_of_one_text_do_not_go_together(train) -> None:
+    for override in ("eval.max_bytes=5", "eval.carry_state=true"):
+        overrides = ["mode=eval", "eval.checkpoint=x", "eval.path=x", "eval.document_window=5"]
+        with pytest.raises(UserError, match=r"not read with eval\.document_window"):
+            compose_config([*overrides, override])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("eval.max_bytes=5", "read only with eval.path"),
+        ("eval.document_window=5", "read only with eval.path"),
         ("eval.path=/nowhere/at/all", "eval.path=/nowhere/at/all"),
         ("eval.checkpoint=/nowhere", "no such folder"),
     ],

@@ -10,7 +10,8 @@ every predicted byte has its predecessor in the row. n tokens of the longest row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from elman.data.files import Bytes, ByteSource, Offsets
 from elman.data.text import Data
 from elman.data.token_windows import pieces_of
 from elman.data.tokenizers.tokenizer import Ids, Tokenizer
+from elman.sections.training import SEPARATOR
 
 _READ_AHEAD = 2**18
 
@@ -33,10 +35,13 @@ class TokenRows(NamedTuple):
     Args:
         ids_bn: int32 [b, n]; every token of a row but the first is predicted.
         n_bytes: How many bytes the predicted tokens stand for.
+        read_b: How many more of the first tokens of each row are read and not predicted; None if
+            there are none.
     """
 
     ids_bn: Ids
     n_bytes: int
+    read_b: Ids | None = None
 
 
 def as_tokens(batches: Iterable[Bytes], tokenizer: Tokenizer | None) -> Iterator[Bytes | TokenRows]:
@@ -51,12 +56,16 @@ def as_tokens(batches: Iterable[Bytes], tokenizer: Tokenizer | None) -> Iterator
 
 def _tokens_of(rows: Bytes, tokenizer: Tokenizer) -> TokenRows:
     encoded = tokenizer.encode_all([row[1:].tobytes() for row in rows])
-    longest = max(len(ids) for ids in encoded)
-    ids_bn = np.full((len(rows), 1 + longest), NO_TOKEN, dtype=np.int32)
-    ids_bn[:, 0] = tokenizer.ids_of_single_bytes(rows[:, 0].tobytes())
-    for row, ids in zip(ids_bn, encoded, strict=True):
-        row[1 : 1 + len(ids)] = ids
-    return TokenRows(ids_bn, rows[:, 1:].size)
+    firsts = tokenizer.ids_of_single_bytes(rows[:, 0].tobytes())
+    joined = [np.append(first, ids) for first, ids in zip(firsts, encoded, strict=True)]
+    return TokenRows(_padded(joined), rows[:, 1:].size)
+
+
+def _padded(rows: Sequence[Ids]) -> Ids:
+    ids_bn = np.full((len(rows), max(map(len, rows))), NO_TOKEN, dtype=np.int32)
+    for row, ids in zip(ids_bn, rows, strict=True):
+        row[: len(ids)] = ids
+    return ids_bn
 
 
 def validation_windows(data: Data, window: int, sample_bytes: int) -> Offsets:
@@ -157,6 +166,66 @@ def contiguous_tokens(
             ids_n = np.concatenate([ids_n, *tokenizer.encode_all(pieces)])
         chunk_n, ids_n = ids_n[: chunk_size + 1], ids_n[chunk_size:]
         yield TokenRows(chunk_n[None], tokenizer.count_bytes(chunk_n[1:]))
+
+
+def document_batches(
+    source: ByteSource, window: int, batch_size: int, tokenizer: Tokenizer | None
+) -> Iterator[TokenRows]:
+    """Yield the documents of a text, each by itself, in windows that read at most T tokens.
+
+    These are the windows of ``loglikelihood_rolling`` of EleutherAI's lm-eval with ``max_length``
+    T. The first one of a document begins with the separator. The last one ends with the document,
+    and reads tokens before its own predictions until it has T.
+
+    Args:
+        source: Bytes to score; the separators in it are not predicted.
+        window: T.
+        batch_size: B, the most rows a batch has.
+        tokenizer: Encodes a document; None if a token is a byte.
+
+    Raises:
+        UserError: there is nothing to predict, or the tokenizer changes the text.
+    """
+    rows = (row for one in _documents(source) for row in _rolling(_ids(one, tokenizer), window))
+    empty = True
+    while batch := list(islice(rows, batch_size)):
+        read_b = np.array([read for _, read in batch], dtype=np.int32)
+        new = np.concatenate([ids[1 + read :] for ids, read in batch])
+        n_bytes = len(new) if tokenizer is None else tokenizer.count_bytes(new)
+        yield TokenRows(_padded([ids for ids, _ in batch]), n_bytes, read_b)
+        empty = False
+    if empty:
+        raise UserError(
+            f"{source.setting}={source.label}: has no documents, only bytes 0x1e; name text"
+        )
+
+
+def _documents(source: ByteSource) -> Iterator[bytes]:
+    """Yield what is between the separators of a text."""
+    parts: list[bytes] = []
+    for at in range(0, len(source), _READ_AHEAD):
+        text = source.read(at, min(_READ_AHEAD, len(source) - at)).tobytes()
+        first, *others = text.split(SEPARATOR)
+        parts.append(first)
+        for other in others:
+            yield b"".join(parts)
+            parts = [other]
+    yield b"".join(parts)
+
+
+def _ids(document: bytes, tokenizer: Tokenizer | None) -> Ids:
+    """Return the tokens of the separator and of a document behind it."""
+    if tokenizer is None:
+        return np.frombuffer(SEPARATOR + document, dtype=np.uint8).astype(np.int32)
+    return np.append(tokenizer.ids_of_single_bytes(SEPARATOR), tokenizer.encode(document))
+
+
+def _rolling(ids_n: Ids, window: int) -> Iterator[tuple[Ids, int]]:
+    """Yield the windows of a document, and how many tokens each reads that were predicted."""
+    for done in range(0, len(ids_n) - 1, window):
+        end = min(done + window, len(ids_n) - 1)
+        start = max(0, end - window)
+        yield ids_n[start : end + 1], done - start
 
 
 def _targets(source: ByteSource) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.data.ahead import Rows
-from elman.data.tokenizers.tokenizer import Ids
 from elman.data.windows import NO_TOKEN, TokenRows
 from elman.evaluation.metrics import bits_per_byte
 from elman.models.language_model import LanguageModel
@@ -128,7 +127,7 @@ def _nats(
         for rows in batches:
             with autocast(device, precision), stoppable():
                 if isinstance(rows, TokenRows):
-                    nats, carried = _nats_of_tokens(model, rows.ids_bn, states, device)
+                    nats, carried = _nats_of_tokens(model, rows, states, device)
                     count = rows.n_bytes
                 else:
                     loss, carried = model.loss(to_device(rows, device), states)
@@ -143,16 +142,20 @@ def _nats(
 
 
 def _nats_of_tokens(
-    model: LanguageModel, ids_bn: Ids, states: list[State] | None, device: torch.device
+    model: LanguageModel, rows: TokenRows, states: list[State] | None, device: torch.device
 ) -> tuple[Tensor, list[State]]:
     """Return the summed nats of the predicted tokens, in fp64, and the states behind them.
 
     Logits of a large vocabulary take much memory, so that rows pass in parts of the time, each
     from the states of the part before. A row that has ended passes tokens that do not count.
     """
-    ids_bt1 = to_device(ids_bn, device).long()
+    ids_bt1 = to_device(rows.ids_bn, device).long()
     inputs_bt, targets_bt = ids_bt1[:, :-1].clamp(min=0), ids_bt1[:, 1:]
-    part = max(1, LOGITS_LIMIT // (len(ids_bn) * model.embedding.shape[0]))
+    if rows.read_b is not None:
+        read_b1 = to_device(rows.read_b, device)[:, None]
+        places_t = torch.arange(targets_bt.shape[1], device=device)
+        targets_bt = targets_bt.masked_fill(places_t < read_b1, NO_TOKEN)
+    part = max(1, LOGITS_LIMIT // (len(ids_bt1) * model.embedding.shape[0]))
     total = torch.zeros((), dtype=torch.float64, device=device)
     carried: list[State] = states or []
     for inputs, targets in zip(inputs_bt.split(part, 1), targets_bt.split(part, 1), strict=True):

@@ -20,6 +20,7 @@ from elman.data.windows import (
     as_tokens,
     contiguous_chunks,
     contiguous_tokens,
+    document_batches,
     scoring_batches,
     validation_batches,
     validation_windows,
@@ -74,7 +75,7 @@ def run(job: PreparedRun) -> ExitStatus:
     else:
         bpb, predicted, meaning = _file(settings, trained, model, device, console)
     table = measures_table()
-    table.add("bits per byte", f"{bpb:.4f}", meaning)
+    table.add("bits per byte", f"{bpb:.6f}", meaning)
     table.add("bytes predicted", f"{predicted:,}", "")
     if model.tokenizer is not None:
         table.add("tokenizer", model.tokenizer.name, f"{model.tokenizer.vocab_size:,} tokens")
@@ -92,7 +93,7 @@ def _held_out(
     console: Console,
 ) -> tuple[float, int, str]:
     """Score the run's own held-out windows: the definition of ``val_bpb``."""
-    for key in ("max_bytes", "carry_state"):
+    for key in ("max_bytes", "carry_state", "document_window"):
         if getattr(settings, key) not in (None, False):
             raise UserError(f"eval.{key}: read only with eval.path; add eval.path=<file>")
     train, held_out = trained.train, trained.data
@@ -137,10 +138,16 @@ def _file(
                 bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
                 meaning = f"{source.label} in order, state carried throughout"
                 return bpb, predicted, meaning + _with_resets(trained)
-            window = trained.data.val_window
-            batches = as_tokens(scoring_batches(source, window, rows, limit), model.tokenizer)
+            batches: Iterable[Scored]
+            if settings.document_window is None:
+                window = trained.data.val_window
+                meaning = f"{source.label} in windows of {window}, each from zero state"
+                batches = as_tokens(scoring_batches(source, window, rows, limit), model.tokenizer)
+            else:
+                window = settings.document_window
+                meaning = f"{source.label}, each document by itself, in windows of {window} tokens"
+                batches = document_batches(source, window, rows, model.tokenizer)
             bpb, predicted = score(model, batches, device, train.precision, show)
-    meaning = f"{source.label} in windows of {window}, each from zero state"
     return bpb, predicted, meaning + _with_resets(trained)
 
 

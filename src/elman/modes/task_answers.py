@@ -38,7 +38,7 @@ def print_answers(
     """
     task, train = trained.data, trained.train
     assert isinstance(task, TaskConfig)
-    for key in ("path", "max_bytes", "carry_state"):
+    for key in ("path", "max_bytes", "carry_state", "document_window"):
         if getattr(settings, key) not in (None, False):
             raise UserError(
                 f"eval.{key}: {settings.checkpoint} learned the task {task.task}, not text; drop it"

@@ -24,6 +24,8 @@ class EvalConfig(Section):
         batch_size: Rows at a time; null is the run's own.
         lengths: Of a run that learned a task: test these lengths; null is the run's own.
         carry_state: Score ``path`` as one contiguous text with carried state, not in windows.
+        document_window: Score each document of ``path`` by itself in windows of so many tokens, as
+            lm-eval's ``loglikelihood_rolling`` does with that ``max_length``.
         device: As ``train.device``.
     """
 
@@ -35,11 +37,15 @@ class EvalConfig(Section):
     batch_size: Count | None = None
     lengths: Annotated[list[Count], Field(min_length=1)] | None = None
     carry_state: bool = False
+    document_window: Count | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @model_validator(mode="after")
     def _each_is_read(self) -> Self:
         refuse_unread("eval", self.path, self.format, self.field)
+        for key in ("max_bytes", "carry_state"):
+            if self.document_window is not None and getattr(self, key) not in (None, False):
+                raise UserError(f"eval.{key}: not read with eval.document_window; drop one of them")
         return self
 
 
