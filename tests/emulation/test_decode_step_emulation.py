@@ -246,16 +246,59 @@ def test_a_requested_kernel_that_does_not_exist_is_an_error(
     options: dict[str, Any], texts: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(texts * HEADS))
-    monkeypatch.setattr(Writer, "_block", lambda self, each, uniform_kb: take_states(each))
+    monkeypatch.setattr(generation._Steps, "block", take_states)
     with pytest.raises(UserError, match=f"generate.fused=true: .*{why}"):
         written(model_of(**options), texts, 4, fused=True)
 
 
-def take_states(each: Any) -> list[bytes]:
-    """Give the steps states, as two eager steps would."""
-    for texts, steps in each:
-        steps.states = [{"S": torch.zeros(len(texts), HEADS, 8, 8)}] * 2
-    return [b""] * sum(len(texts) for texts, _ in each)
+def take_states(steps: Any, uniform_kb: torch.Tensor) -> Callable[[], list[bytes]]:
+    """Give steps the states that eager ones would."""
+    size, texts = uniform_kb.shape
+    steps.taken += size
+    steps.states = [{"S": torch.zeros(texts, HEADS, 8, 8)}] * 2
+    return lambda: [bytes(size)] * texts
+
+
+def test_a_launch_is_queued_before_the_bytes_of_the_last_one_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(HEADS))
+    monkeypatch.setattr(generation, "_LONG_BLOCK", 2)
+    order: list[str] = []
+    launch, begin = step.LAUNCH, generation.on_its_way
+
+    def launched(*call: Any) -> None:
+        order.append("launch")
+        launch(*call)
+
+    def sent(drawn_kb: torch.Tensor) -> Callable[[], torch.Tensor]:
+        wait = begin(drawn_kb)
+        return lambda: (order.append("read"), wait())[1]
+
+    monkeypatch.setattr(step, "LAUNCH", launched)
+    monkeypatch.setattr(generation, "on_its_way", sent)
+    assert len(written(model_of(), 1, 8, fused=True)[0][0]) == 8
+    assert order == ["read", "launch", "launch", "read", "launch", "read", "read"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cell": E71, "use_conv": True}])
+def test_a_text_that_was_left_goes_on_as_if_nothing_had_run_ahead(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer: Any = model_of(**options).layers[0]
+    monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(layer.plan.heads))
+    monkeypatch.setattr(generation, "_LONG_BLOCK", 3)
+    whole, one = written(model_of(**options), 1, 12)
+    writer = written(model_of(**options), 1, 0, fused=True)[1]
+    pieces = writer.write(12)
+    first = next(pieces)[0] + next(pieces)[0]
+    assert writer.fused
+    assert writer.state()[2] == len(first) == 5
+    pieces.close()
+    rest = b"".join(piece for (piece,) in writer.write(7))
+    assert first + rest == whole[0]
+    for ours, theirs in zip(*(w.state()[0][0].states for w in (writer, one)), strict=True):
+        assert all(torch.equal(ours[part], theirs[part]) for part in theirs)
 
 
 @pytest.mark.parametrize("other", [{"expansion": 2.0}, {"use_conv": True, "d_conv": 3}])

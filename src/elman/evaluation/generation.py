@@ -205,45 +205,64 @@ class Writer:
         ]
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
         wanted = wanted or self._wants_fused is not False
-        done = steps_done = 0
-        each_token = 1 if self._model.tokenizer is None else _BYTES_OF_TOKEN
+        done = 0
         texts = np.zeros(len(self._last_b1), dtype=np.int64)
-        with _casts_kept():
-            while done < max_bytes:
-                left = max(1, (max_bytes - done) // each_token)
-                size = min(_LONG_BLOCK if self.fused else BLOCK, left)
-                if wanted and steps_done == 0:
-                    size = min(size, _EAGER_STEPS)
-                with self._autocast(), self._weights.read():
-                    if wanted and steps_done == _EAGER_STEPS:
-                        self._prepare([steps for _, steps in each])
-                        size = min(_LONG_BLOCK if self.fused else BLOCK, left)
-                    pieces = self._block(each, self._uniform(size))
-                yield pieces
-                steps_done += size
-                texts += [len(piece) for piece in pieces]
-                done = int(texts.min())
+        begin = partial(self._begin, each, recorded=wanted)
+        after: _Block | None = None
+        try:
+            with _casts_kept():
+                while done < max_bytes:
+                    block = after or begin(max_bytes - done)
+                    # The next launch waits on the GPU while the host reads and shows these bytes.
+                    left, after = max_bytes - done - block.size, None
+                    if left > 0 and self._runs_ahead([steps for _, steps in each]):
+                        after = begin(left)
+                    pieces = block.read()
+                    self._parts, self._last_b1 = block.parts, block.last_b1
+                    self._drawn += block.size
+                    yield pieces
+                    texts += [len(piece) for piece in pieces]
+                    done = int(texts.min())
+        finally:
+            if after is not None:  # nobody asked for it
+                self._generators = []
 
     def _steps(self, part: Rows, last_b1: Tensor) -> _Steps:
         return _Steps(self._model, self._sampling, part.states, last_b1, kernels=self._kernels)
 
-    def _block(
-        self, each: Sequence[tuple[tuple[int, ...], _Steps]], uniform_kb: Tensor
-    ) -> list[bytes]:
-        """Let all rows take their steps; return the bytes of each text."""
-        if len(each) == 1:
-            steps = each[0][1]
-            pieces, last_b1 = steps.block(uniform_kb), steps.last_b1
-        else:
-            pieces, last = [b""] * uniform_kb.shape[1], dict[int, Tensor]()
-            for rows, steps in each:
-                for row, piece in zip(rows, steps.block(uniform_kb[:, list(rows)]), strict=True):
-                    pieces[row] = piece
-                last |= dict(zip(rows, steps.last_b1.split(1), strict=True))
-            last_b1 = torch.cat([last[row] for row in range(len(pieces))])
-        self._parts = [Rows(rows, steps.states) for rows, steps in each]
-        self._last_b1 = last_b1
-        return pieces
+    def _runs_ahead(self, each: Sequence[_Steps]) -> bool:
+        """Return whether the next block may begin before the bytes of this one are read.
+
+        A kernel leaves the states in memory that its next launch reads but does not write. How
+        many tokens are left is known beforehand if each is a byte.
+        """
+        return self._model.tokenizer is None and all(steps.fused for steps in each)
+
+    def _begin(
+        self, each: Sequence[tuple[tuple[int, ...], _Steps]], left: int, *, recorded: bool
+    ) -> _Block:
+        """Let all rows take the steps of a block, of at most ``left`` bytes where one is enough."""
+        done = each[0][1].taken
+        with self._autocast(), self._weights.read():
+            if recorded and done == _EAGER_STEPS:
+                self._prepare([steps for _, steps in each])
+            size = max(1, left if self._model.tokenizer is None else left // _BYTES_OF_TOKEN)
+            size = min(size, _LONG_BLOCK if self.fused else BLOCK)
+            if recorded and done < _EAGER_STEPS:
+                size = min(size, _EAGER_STEPS - done)
+            uniform_kb = self._uniform(size)
+            reads = [(rows, steps.block(_columns(uniform_kb, rows))) for rows, steps in each]
+        last = {
+            row: last_11
+            for rows, steps in each
+            for row, last_11 in zip(rows, steps.last_b1.split(1), strict=True)
+        }
+        return _Block(
+            size,
+            [Rows(rows, steps.states) for rows, steps in each],
+            torch.cat([last[row] for row in range(len(last))]),
+            partial(_pieces, reads),
+        )
 
     def _prepare(self, each: Sequence[_Steps]) -> None:
         """Find a kernel of whole steps, or record them."""
@@ -291,9 +310,11 @@ class Writer:
             self._generators = [torch.Generator().manual_seed(self._seed + row) for row in rows]
             for generator in self._generators:  # the same ones for all parts of a text
                 torch.rand(self._drawn, generator=generator)
-        self._drawn += size
         numbers = [torch.rand(size, generator=generator) for generator in self._generators]
-        return torch.stack(numbers, dim=1).to(self._device)
+        uniform_kb = torch.stack(numbers, dim=1)
+        if self._device.type != "cuda":
+            return uniform_kb
+        return uniform_kb.pin_memory().to(self._device, non_blocking=True)  # waits for no launch
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
@@ -335,6 +356,50 @@ def _batch(rows: Sequence[States | None]) -> States | None:
     ]
 
 
+class _Block(NamedTuple):
+    """Steps that all rows have taken, or take on the GPU; see :meth:`Writer.state`.
+
+    Attributes:
+        size: Number of steps.
+        parts: States behind them.
+        last_b1: The last byte of every row.
+        read: Waits for the bytes of each text, and returns them.
+    """
+
+    size: int
+    parts: list[Rows]
+    last_b1: Tensor
+    read: Callable[[], list[bytes]]
+
+
+def _columns(uniform_kb: Tensor, rows: tuple[int, ...]) -> Tensor:
+    whole = rows == tuple(range(uniform_kb.shape[1]))
+    return uniform_kb if whole else uniform_kb[:, list(rows)]
+
+
+def _pieces(reads: Sequence[tuple[tuple[int, ...], Callable[[], list[bytes]]]]) -> list[bytes]:
+    """Read what several steps wrote, in the order of the rows."""
+    found = {row: piece for rows, read in reads for row, piece in zip(rows, read(), strict=True)}
+    return [found[row] for row in range(len(found))]
+
+
+def on_its_way(drawn_kb: Tensor) -> Callable[[], Tensor]:
+    """Start to copy bytes to the host; return what waits for them, and for no later launch."""
+    if not drawn_kb.is_cuda:
+        copy_kb = drawn_kb.clone()
+        return lambda: copy_kb
+    copy_kb = torch.empty(drawn_kb.shape, dtype=drawn_kb.dtype, pin_memory=True)
+    copy_kb.copy_(drawn_kb, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> Tensor:
+        there.synchronize()
+        return copy_kb
+
+    return wait
+
+
 class _Steps:
     """Runs steps on fixed tensors, so that a CUDA graph can record them.
 
@@ -342,6 +407,7 @@ class _Steps:
         states: States from before the last byte.
         last_b1: The last byte of every row [b, 1].
         settled: Whether the last step kept the states' shapes and dtypes.
+        taken: Number of steps so far.
     """
 
     def __init__(
@@ -360,7 +426,7 @@ class _Steps:
         self._uniform_kb = torch.zeros(most, rows, device=device)
         self._bytes_kb = torch.zeros(most, rows, dtype=torch.long, device=device)
         self._place_1 = torch.zeros(1, dtype=torch.long, device=device)
-        self.settled = False
+        self.settled, self.taken = False, 0
         self._replay_one: Callable[[], None] | None = None
         self._replay_block: Callable[[], None] | None = None
         self._kernel: TextKernel | None = None
@@ -375,9 +441,14 @@ class _Steps:
         """Whether steps are replayed."""
         return self._replay_one is not None
 
-    def block(self, uniform_kb: Tensor) -> list[bytes]:
-        """Take one step for each of the k rows of ``uniform_kb``; return the bytes of each text."""
+    def block(self, uniform_kb: Tensor) -> Callable[[], list[bytes]]:
+        """Take one step for each of the k rows of ``uniform_kb``.
+
+        Returns:
+            What waits for the bytes of each text.
+        """
         size = len(uniform_kb)
+        self.taken += size
         self._uniform_kb[:size].copy_(uniform_kb)
         if self._kernel is not None:
             self._write(self._kernel, size)
@@ -387,7 +458,8 @@ class _Steps:
             self._place_1.zero_()
             for _ in range(size):
                 (self._replay_one or self._once)()
-        return [self._decode(row) for row in self._bytes_kb[:size].T.tolist()]
+        wait = on_its_way(self._bytes_kb[:size])
+        return lambda: [self._decode(row) for row in wait().T.tolist()]
 
     def fuse(self, copy: Callable[[Tensor], Tensor], *, if_faster: bool) -> str:
         """Let one kernel take the steps from now on; return in words why it does not.
@@ -409,7 +481,8 @@ class _Steps:
         drawn_kb = self._bytes_kb[:size]
         how = asdict(self._sampling)
         kernel.write(self._uniform_kb[:size], self.last_b1.flatten(), drawn_kb, **how)
-        self.last_b1.copy_(drawn_kb[-1:].T)
+        # Whoever stops before the next launch needs the last byte of this one.
+        self.last_b1 = drawn_kb[-1].unsqueeze(1).clone()
         self.states = states_of(kernel)
 
     def _once(self) -> None:
