@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from elman.cli.main import main
+from elman.training.checkpoints.loading import load
 from tests.small_run import TEXT, Elman, elman_said
 
 SMALL = (
@@ -109,6 +110,59 @@ def test_a_task_has_another_vocabulary(
     settings = ["data=parity", "train.steps=1", f"hydra.run.dir={tmp_path}/new"]
     assert main(["train.init_from=run", *settings]) == 2
     assert "(vocab_size 256 and " in capfd.readouterr().err
+
+
+@pytest.fixture
+def with_tokens(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Return settings of a run on other text than that of a run with learned tokens."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(finished)
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    poem = "Shall I compare thee to a summer's day?\nThou art more lovely, and more temperate.\n"
+    (finished / "poem.txt").write_text(poem * 99)
+    if not (finished / "tokens").exists():
+        tokens = ("data.path=text.txt", "data.tokenizer=bpe", "data.vocab_size=264")
+        assert main([*MODEL, *SMALL, *tokens, "hydra.run.dir=tokens"]) == 0
+    return (*SMALL, f"hydra.run.dir={tmp_path}/new", "data.path=poem.txt")
+
+
+@pytest.mark.parametrize("place", ["tokens", "tokens/checkpoints", "tokens/checkpoints/best"])
+def test_the_checkpoint_brings_its_tokens(
+    with_tokens: tuple[str, ...], tmp_path: Path, place: str
+) -> None:
+    assert main([f"train.init_from={place}", *with_tokens]) == 0
+    before, now = load("tokens").tokenizer, load(tmp_path / "new").tokenizer
+    assert before is not None
+    assert now.fingerprint == before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("place", "settings", "why"),
+    [
+        # As many tokens, learned from another text, so that the weights fit.
+        ("tokens", ("data.tokenizer=bpe", "data.vocab_size=264"), "those of bpe of 264; type"),
+        (
+            "tokens",
+            ("data.tokenizer=bytes",),
+            "bytes; type data.tokenizer=tokens/checkpoints/step-",
+        ),
+        ("tokens", MODEL, "bytes; type data.tokenizer=tokens/checkpoints/step-"),
+        ("run", ("data.tokenizer=bpe", "data.vocab_size=264"), "type data.tokenizer=bytes to take"),
+    ],
+)
+def test_other_tokens_than_the_checkpoint_has_are_refused(
+    with_tokens: tuple[str, ...],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    place: str,
+    settings: tuple[str, ...],
+    why: str,
+) -> None:
+    assert main([f"train.init_from={place}", *with_tokens, *settings]) == 2
+    (line,) = [one for one in capfd.readouterr().err.splitlines() if "elman: error" in one]
+    assert f"train.init_from={place}: its weights were trained with other tokens than " in line
+    assert why in line
+    assert not (tmp_path / "new").exists()
 
 
 def test_jobs_of_a_sweep_take_it_too(

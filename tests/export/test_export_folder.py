@@ -130,6 +130,20 @@ def test_a_card_of_earlier_weights_has_no_number_of_the_end(
     assert "nothing says which bytes" in (tmp_path / "bare" / "README.md").read_text()
 
 
+def test_a_card_says_which_layers_are_mixed_and_which_run_it_began_from(
+    exported: Callable[..., Exported], small: Exported
+) -> None:
+    mixed = ("model=e88_tiny", "model.n_heads=2", "model.n_state=8", "model.layers=[e88,llama]")
+    card = (exported(*mixed).folder / "README.md").read_text()
+    assert "cells `e88+llama` (e88 at 0; llama elsewhere)" in card
+    assert "A language model over bytes" in card
+    assert "began from" not in card
+    tuned = exported(*E1, f"train.init_from={small.run}")
+    card = (tuned.folder / "README.md").read_text()
+    assert f"began from the weights of another run, `{small.run.name}`. The data" in card
+    assert str(small.run.parent) not in card
+
+
 def test_an_empty_folder_is_filled_and_missing_parents_are_made(
     small: Exported, tmp_path: Path, run_elman: Elman
 ) -> None:

@@ -136,6 +136,10 @@ def test_an_exported_model_has_its_tokenizer(trained, tmp_path, run) -> None:
     assert exported.reset_after == model.reset_after
     ids_bt = torch.from_numpy(ids)[None]
     assert torch.equal(model(ids_bt)[0], exported(ids_bt)[0])
+    card = (to / "README.md").read_text()
+    assert f"A language model over {model.tokenizer.vocab_size:,} subword tokens" in card
+    assert "A token is one of `tokenizer.json`" in card
+    assert "| tokens | predicted bytes in those steps" in card
 
 
 MISTAKES = {
@@ -196,6 +200,14 @@ def test_a_file_sets_the_vocabulary_of_the_model(trained, text, tmp_path, run) -
     file.unlink()
     status, said = run(f"train.resume={folder}", "train.steps=8")
     assert status == ExitStatus.OK, said
+    # Its name is that of its file, and no path leaves with the model.
+    to = tmp_path / "out"
+    status, said = run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")
+    assert status == ExitStatus.OK, said
+    for name in ("README.md", "config.json"):
+        assert "tokenizer.json" in (to / name).read_text()
+        assert str(tmp_path) not in (to / name).read_text()
+    assert result(folder)["data"]["tokenizer"]["name"] == "tokenizer.json"
     status, said = run(*E1, f"data.tokenizer={file}", "data.vocab_size=280")
     assert status == ExitStatus.USER_ERROR
     assert "data.vocab_size=280: follows data.tokenizer=" in said

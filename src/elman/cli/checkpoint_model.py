@@ -1,7 +1,8 @@
 """Adds the checkpoint's model to ``elman train.init_from=<run>``, unless the command names one.
 
 The command then stands for ``elman model=<name> model.<setting>=... train.init_from=<run>``, in a
-sweep too. It has the training recipe of that model, and each job's command names the model.
+sweep too. It has the training recipe of that model, and each job's command names the model. If its
+tokens are no bytes, ``data.tokenizer`` is added in the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from elman.cli.flags import Arguments
 
 if TYPE_CHECKING:
     from elman.config.catalog import Place
+    from elman.config.run_config import RunConfig
     from elman.sections.model import ModelConfig
 
 _KEY = "train.init_from"
@@ -36,18 +38,21 @@ def with_checkpoint_model(arguments: Arguments) -> Arguments:
     if _KEY not in keys or keys & set(_OTHER) or mode != "mode=train":
         return arguments
     places = [text for text in arguments.overrides if text.startswith(f"{_KEY}=")]
-    models = {str(place): _saved(place) for text in places for place in _values(text)}
-    known = {place: model for place, model in models.items() if model is not None}
+    runs = {str(place): _saved(place) for text in places for place in _values(text)}
+    known = {place: run for place, run in runs.items() if run is not None}
     if not known:
         return arguments  # whoever reads the place next says what is wrong with it
-    first, model = next(iter(known.items()))
+    first, run = next(iter(known.items()))
     for place, other in known.items():
-        if difference := model.difference(other):
+        if difference := run.model.difference(other.model):
             raise UserError(
                 f"{_KEY}: the models of {first} and {place} differ ({difference}); type a "
                 "command for each"
             )
-    return replace(arguments, overrides=[*_chosen(model, arguments), *arguments.overrides])
+    chosen = _chosen(run.model, arguments)
+    if not keys & {"data", "data.tokenizer"}:
+        chosen += _tokenizer(first)
+    return replace(arguments, overrides=[*chosen, *arguments.overrides])
 
 
 def _values(override: str) -> list[str]:
@@ -64,18 +69,30 @@ def _values(override: str) -> list[str]:
     return [] if value is None else [str(getattr(value, "text", value))]
 
 
-def _saved(place: str) -> ModelConfig | None:
-    """Return the model of a run folder or a checkpoint; None if there is none to read."""
+def _saved(place: str) -> RunConfig | None:
+    """Return the settings of a run folder or a checkpoint; None if there are none to read."""
     from elman.base.yaml_file import YamlError, read_yaml
     from elman.config.validate import validate
 
     path = Path(place).expanduser()
     for folder in (path, path.parent) if path.name == run_files.CHECKPOINTS else (path,):
         try:
-            return validate(read_yaml(folder / run_files.CONFIG)).model
+            return validate(read_yaml(folder / run_files.CONFIG))
         except (YamlError, UserError):
             continue
     return None
+
+
+def _tokenizer(place: str) -> list[str]:
+    """Return the override that chooses the tokenizer of a run or a checkpoint; none for bytes."""
+    from elman.base.quoting import quoted
+
+    path = Path(place).expanduser()
+    step = f"step-*/{run_files.TOKENIZER}"
+    for pattern in (run_files.TOKENIZER, step, f"{run_files.CHECKPOINTS}/{step}"):
+        if files := sorted(path.glob(pattern)):
+            return [f"data.tokenizer={quoted(str(files[-1].absolute()))}"]
+    return []
 
 
 def _chosen(model: ModelConfig, arguments: Arguments) -> list[str]:

@@ -281,7 +281,7 @@ class _Session:
                 refuse_without_checkpoints(self._setup.folder)
                 self._display.say("no checkpoint was saved yet: starting from the first step")
         elif train.init_from is not None:
-            trainer.start_from(train.init_from)
+            trainer.start_from(train.init_from, self._setup.data.tokenizer)
 
     def _before(self, newest: Checkpoint) -> RunConfig:
         """Return the configuration under which a checkpoint was saved."""

@@ -11,6 +11,9 @@ from elman.config.run_config import RunConfig
 from elman.evaluation.fields import described
 from elman.evaluation.result import RunResult
 from elman.report.markdown import code, table
+from elman.report.tables.models import stack_words
+from elman.sections.model import ModelConfig
+from elman.sections.training import DataConfig
 
 _SCORES = ("val_bpb", "val_tokens", "bpb", "loss")
 _MEASURED = ("params", "state_bytes", "steps", "tokens", "flops")
@@ -37,16 +40,16 @@ def model_card(
     """
     parts = [
         _head(config),
-        f"A language model over bytes, trained by elman {_version(result)} and exported by elman "
-        f"{__version__}: cell {code(config.model.cells)}, width {config.model.dim:,}, depth "
-        f"{config.model.depth}, {params:,} parameters, after {step:,} optimizer steps.",
-        _USE,
+        f"A language model over {_tokens(config)}, trained by elman {_version(result)} and "
+        f"exported by elman {__version__}: {_cells(config.model)}, width {config.model.dim:,}, "
+        f"depth {config.model.depth}, {params:,} parameters, after {step:,} optimizer steps.",
+        _USE.format("a byte of UTF-8" if _has_bytes(config) else "one of `tokenizer.json`"),
         "## Training data",
         _data(config, result),
         "## Training",
         _training(config, result),
         "## Scores",
-        _scores(result, step, val_bpb),
+        _scores(config, result, step, val_bpb),
         "## License",
         "The license of the weights is not stated here. Whoever publishes them names it at the top "
         "of this file.",
@@ -63,13 +66,26 @@ _USE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("<this folder>", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("<this folder>")
+tokenizer = AutoTokenizer.from_pretrained("<this folder>", trust_remote_code=True)
 text = model.generate(**tokenizer("def ", return_tensors="pt"))
 print(tokenizer.decode(text[0]))
 ```
 
-A token is a byte of UTF-8. The byte 0x1e separates documents. The cache of `generate` is the state
-of the layers. `elman.load("<this folder>")` gives the model without transformers."""
+A token is {}. The byte 0x1e separates documents. The cache of `generate` is
+the state of the layers. `elman.load("<this folder>")` gives the model without transformers."""
+
+
+def _has_bytes(config: RunConfig) -> bool:
+    return not isinstance(config.data, DataConfig) or config.data.has_bytes
+
+
+def _tokens(config: RunConfig) -> str:
+    return "bytes" if _has_bytes(config) else f"{config.model.vocab_size:,} subword tokens"
+
+
+def _cells(model: ModelConfig) -> str:
+    stack = f"cells {code(model.cells)} ({stack_words(model)})"
+    return stack if model.mixed else f"cell {code(model.cell)}"
 
 
 def _head(config: RunConfig) -> str:
@@ -107,7 +123,15 @@ def _data(config: RunConfig, result: RunResult | None) -> str:
         "sha256 of a sample": data.sample_sha256 and code(data.sample_sha256),
         "state zeroed at documents": data.reset_at_documents,
     }
-    return _facts(rows)
+    if data.tokenizer is not None:
+        name = Path(data.tokenizer["name"]).name
+        rows["tokenizer"] = f"{name}, sha256 {code(data.tokenizer['sha256'])}"
+    before = config.train.init_from
+    note = before and (
+        f"\n\nThe run began from the weights of another run, {code(Path(before).name)}. The data "
+        "of that run are not listed here."
+    )
+    return _facts(rows) + (note or "")
 
 
 def _training(config: RunConfig, result: RunResult | None) -> str:
@@ -131,16 +155,18 @@ def _training(config: RunConfig, result: RunResult | None) -> str:
     return _facts(rows)
 
 
-def _scores(result: RunResult | None, step: int, val_bpb: float | None) -> str:
+def _scores(config: RunConfig, result: RunResult | None, step: int, val_bpb: float | None) -> str:
     """Return the numbers of these weights with their definitions."""
     of_end = result is not None and result.steps == step
     fields = dict(described(RunResult))
+    units = {name: field.unit or "" for name, field in fields.items()}
+    units["tokens"] = "bytes" if _has_bytes(config) else "tokens"
     numbers: dict[str, Any] = {}
     if of_end:
         numbers = {name: getattr(result, name) for name in (*_SCORES, *_MEASURED)}
     numbers |= {} if val_bpb is None else {"val_bpb": val_bpb}
     rows = [
-        [code(name), _text(value), fields[name].unit or "", fields[name].text]
+        [code(name), _text(value), units[name], fields[name].text]
         for name, value in numbers.items()
         if value is not None
     ]

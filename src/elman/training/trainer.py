@@ -16,12 +16,13 @@ from elman.base.units import duration
 from elman.config.run_config import RunConfig
 from elman.data.tasks.batches import TaskData
 from elman.data.text import AnyRunData
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.distributed.watch import TeamError
 from elman.models.language_model import LanguageModel
 from elman.sections.training import DataConfig
 from elman.training.agreement import Agreement
 from elman.training.checkpoint_on_failure import checkpoint_on_failure
-from elman.training.checkpoints.loading import saved_config
+from elman.training.checkpoints.loading import check_tokens, saved_config
 from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import (
     Checkpoint,
@@ -117,13 +118,20 @@ class Trainer:
         """Whether the clock runs: nothing can refuse the run any more."""
         return self._records.begun
 
-    def start_from(self, place: str) -> None:
+    def start_from(self, place: str, tokenizer: Tokenizer | None = None) -> None:
         """Load only the weights of another run's checkpoint.
 
+        Args:
+            place: The run folder or the checkpoint.
+            tokenizer: Makes the tokens of this run; None if they are no subwords.
+
         Raises:
-            UserError: there is none, it is damaged, or its weights do not fit this model.
+            UserError: there is none, it is damaged, its weights do not fit this model, or they
+                read other tokens.
         """
         checkpoint, model = find_checkpoint(place), self.config.model
+        if isinstance(self.config.data, DataConfig):
+            check_tokens(checkpoint, tokenizer, f"train.init_from={place}")
         try:
             difference = saved_config(checkpoint).model.difference(model)
         except UserError:  # its configuration is damaged, and only its weights are needed

@@ -116,6 +116,10 @@ class Tokenizer:
         """Return the bytes of each id."""
         return [self._token_bytes[one] for one in ids_n]
 
+    def table(self) -> list[bytes]:
+        """Return the bytes of every id."""
+        return list(self._token_bytes)
+
     def decode(self, ids_n: Iterable[int]) -> bytes:
         """Return the bytes that the ids stand for."""
         return b"".join(self.token_bytes(ids_n))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from elman.models.blocks import init
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.models.mixed import resolved_backends, slow_notes
-from elman.sections.training import DataConfig
+from elman.sections.training import BYTES, DataConfig
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 
@@ -101,6 +102,27 @@ def saved_config(checkpoint: Checkpoint) -> RunConfig:
     return validate(checkpoint.config_tree())
 
 
+def check_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer | None, where: str) -> None:
+    """Raise UserError if other tokens than those of a checkpoint would be read with its weights.
+
+    Args:
+        checkpoint: The checkpoint.
+        tokenizer: Makes the tokens; None if they are bytes.
+        where: The setting that names the checkpoint.
+    """
+    file = checkpoint.path / TOKENIZER
+    text = checkpoint.tokenizer_text()
+    before = None if text is None else tokenizer_of_definition(text, TOKENIZER, str(file))
+    tables = [None if one is None else one.table() for one in (before, tokenizer)]
+    if tables[0] != tables[1]:
+        now = "bytes" if tokenizer is None else f"those of {tokenizer.name}"
+        theirs = BYTES if text is None else shlex.quote(str(file))
+        raise UserError(
+            f"{where}: its weights were trained with other tokens than {now}; type "
+            f"data.tokenizer={theirs} to take theirs"
+        )
+
+
 def saved_tokenizer(checkpoint: Checkpoint, config: RunConfig) -> Tokenizer | None:
     """Return the tokenizer of the run that saved ``checkpoint``; None if its tokens are bytes.
 
@@ -114,4 +136,4 @@ def saved_tokenizer(checkpoint: Checkpoint, config: RunConfig) -> Tokenizer | No
     file = checkpoint.path / TOKENIZER
     if (text := checkpoint.tokenizer_text()) is None:
         raise UserError(f"{file}: missing, and the model reads its tokens; restore the file")
-    return tokenizer_of_definition(text, data.tokenizer, str(file))
+    return tokenizer_of_definition(text, Path(data.tokenizer).name, str(file))
