@@ -82,6 +82,43 @@ def test_the_loss_is_the_same_with_and_without_gradients() -> None:
     assert torch.equal(without, learned)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_factor_gets_no_gradient_and_the_other_its_own(frozen, dtype) -> None:
+    x_nd, weight_vd, targets_n = drawn(77, 1000, dtype)
+    leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()
+    both = found(mean_in_chunks(*leaves, targets_n, 32), *leaves)
+    leaves[frozen].requires_grad_(False)
+    other = leaves[1 - frozen]
+    loss, gradient = found(mean_in_chunks(*leaves, targets_n, 32), other)
+    assert torch.equal(loss, both[0])
+    assert torch.equal(gradient, both[2 - frozen])
+    other.requires_grad_(False)
+    assert not mean_in_chunks(*leaves, targets_n, 32).requires_grad
+
+
+def test_the_gradient_of_the_loss_is_not_rounded_to_half_precision() -> None:
+    """As a third of a loss in three micro-batches: rounded, all gradients are 0.2 % too large."""
+    x_nd, weight_vd, targets_n = drawn(777, 1000, torch.bfloat16)
+    leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()
+    ones = torch.autograd.grad(mean_in_chunks(*leaves, targets_n, 128), leaves)
+    thirds = torch.autograd.grad(mean_in_chunks(*leaves, targets_n, 128) / 3, leaves)
+    for one, third in zip(ones, thirds, strict=True):
+        one, third = one.double(), third.double()
+        assert float(3 * (third * one).sum() / (one * one).sum()) == pytest.approx(1, abs=2e-4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_loss_has_the_same_bits(backend, dtype) -> None:
+    x_nd, weight_vd, targets_n = drawn(77, 1003, dtype)
+    leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()
+    compiled = torch.compile(mean_in_chunks, backend=backend, fullgraph=True)
+    torch._dynamo.reset()
+    eager = found(mean_in_chunks(*leaves, targets_n, 32), *leaves)
+    assert all(map(torch.equal, found(compiled(*leaves, targets_n, 32), *leaves), eager))
+
+
 def test_autocast_narrows_the_factors_and_nothing_else() -> None:
     x_nd, weight_vd, targets_n = drawn(300, 1000, torch.float32)
     leaves = x_nd.requires_grad_(), weight_vd.requires_grad_()

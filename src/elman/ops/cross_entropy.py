@@ -52,8 +52,8 @@ def chunk_of(positions: int, vocabulary: int) -> int | None:
 def mean_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
     """Return the mean cross entropy of the logits x W^T in nats, a scalar in fp32 (fp64 for fp64).
 
-    The gradients are computed with the loss, where gradients are recorded. There is no second
-    derivative.
+    The gradients of what requires them are computed with the loss, where gradients are recorded.
+    There is no second derivative.
 
     Args:
         x_nd: Hidden states.
@@ -63,7 +63,7 @@ def mean_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: in
     """
     loss: Tensor
     if not torch.is_grad_enabled():
-        loss = _pass(x_nd, weight_vd, targets_n, chunk, learns=False).loss
+        loss = _pass(x_nd, weight_vd, targets_n, chunk, of_x=False, of_weight=False).loss
     else:
         loss = _InChunks.apply(x_nd, weight_vd, targets_n, chunk)  # type: ignore[no-untyped-call]
     return loss
@@ -78,28 +78,41 @@ class _Passed(NamedTuple):
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
-        passed = _pass(x_nd, weight_vd, targets_n, chunk, learns=True)
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        passed = _pass(x_nd, weight_vd, targets_n, chunk, of_x=of_x, of_weight=of_weight)
         ctx.save_for_backward(passed.dx_nd, passed.dweight_vd)
         ctx.dtypes = x_nd.dtype, weight_vd.dtype
         return passed.loss
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if backward_is_seen():
             raise UserError(
                 "the loss of many tokens: computed in chunks, without a second derivative; "
                 "take torch.nn.functional.cross_entropy of the model's logits"
             )
-        # A second pass through the same graph would find scaled gradients: autograd refuses it.
-        dx_nd, dweight_vd = (saved.mul_(dloss.to(saved.dtype)) for saved in ctx.saved_tensors)
-        of_x, of_weight = ctx.dtypes
-        return dx_nd.to(of_x), dweight_vd.to(of_weight), None, None
+        dx_nd, dweight_vd = (
+            _scaled(saved, dloss, dtype) if needed else None
+            for saved, dtype, needed in zip(
+                ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad[:2], strict=True
+            )
+        )
+        return dx_nd, dweight_vd, None, None
+
+
+def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a gradient times that of the loss, which half precision would round.
+
+    A wide gradient is scaled in its place. A second pass through the same graph would find it
+    scaled: autograd refuses that.
+    """
+    return gradient.to(wide_dtype(gradient.dtype)).mul_(dloss).to(dtype)
 
 
 def _pass(
-    x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int, *, learns: bool
+    x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int, *, of_x: bool, of_weight: bool
 ) -> _Passed:
-    """Return the loss, and the gradients of a loss of 1 if ``learns``."""
+    """Return the loss, and the gradients of a loss of 1: of the input, of the weight, or empty."""
     dtype = compute_dtype(x_nd, x_nd.dtype)
     padded = is_padded(x_nd, weight_vd)
     with torch.no_grad(), no_autocast(x_nd):
@@ -109,17 +122,19 @@ def _pass(
             x_nd = functional.pad(x_nd, (0, fill))
         wide, size = wide_dtype(dtype), len(weight_vd)
         nats_n = x_nd.new_empty(len(x_nd), dtype=wide)
-        dx_nd = torch.empty_like(x_nd if learns else x_nd[:0])
-        dweight_vd = torch.zeros_like(copy_vd if learns else copy_vd[:0], dtype=wide)
+        dx_nd = torch.empty_like(x_nd if of_x else x_nd[:0])
+        dweight_vd = torch.zeros_like(copy_vd if of_weight else copy_vd[:0], dtype=wide)
         for first in range(0, len(x_nd), chunk):
             own = slice(first, first + chunk)
             targets_c1 = targets_n[own, None]
             logits_cv = functional.linear(x_nd[own], copy_vd)
             scores_cv = functional.log_softmax(logits_cv[:, :size].to(wide), dim=-1)
             nats_n[own] = -scores_cv.gather(1, targets_c1).squeeze(1)
-            if learns:
+            if of_x or of_weight:
                 dlogits_cv = _into_gradient(scores_cv, targets_c1, len(x_nd), out=logits_cv)
+            if of_x:
                 torch.mm(dlogits_cv, copy_vd, out=dx_nd[own])
+            if of_weight:
                 _add_product(dweight_vd, dlogits_cv.T, x_nd[own])
         return _Passed(_mean(nats_n), dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd))
 
