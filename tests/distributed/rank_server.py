@@ -26,11 +26,18 @@ from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.distributed import team, watch
 from elman.models.language_model import LanguageModel
+from elman.ops import cross_entropy
 from elman.training.trainer import Trainer
 
 
 def _plant(fault: dict[str, Any], rank: int) -> None:
-    """Let something go wrong: ``nan``, ``oom`` or ``hang`` in one rank; ``slow`` in all."""
+    """Let something go wrong: ``nan``, ``oom`` or ``hang`` in one rank; ``slow`` in all.
+
+    With ``most_logits`` nothing goes wrong: the loss of bytes then has chunks of so many logits.
+    """
+    if "most_logits" in fault:
+        cross_entropy.MOST_LOGITS, cross_entropy._BYTES = fault["most_logits"], 0
+        return
     team.HANG_SECONDS = fault.get("hang_seconds", team.HANG_SECONDS)
     if fault.get("spared"):
         team.Joined._kill_the_hung = lambda joined: None  # type: ignore[method-assign]

@@ -46,6 +46,14 @@ def test_one_two_and_four_ranks_give_the_same_bits_also_when_they_change(ranks) 
     assert four.result["tokens"] == one.result["tokens"] == 6 * 2 * 8 * 16
 
 
+def test_a_loss_in_chunks_has_the_same_bits_on_one_two_and_four_ranks(ranks) -> None:
+    short, few = ("train.steps=2", "train.val_every=null"), {"most_logits": 256 * 3}
+    one, two, four = (ranks(n, *EXACT, *short, folder=f"{n}", fault=few) for n in (1, 2, 4))
+    assert [run.result["loss_chunk"] for run in (one, two, four)] == [3, 3, 3]
+    same(one, two)
+    same(one, four)
+
+
 @pytest.mark.slow
 def test_without_exactness_ranks_share_the_same_rows(ranks) -> None:
     one, two = ranks(1, folder="one"), ranks(2, folder="two")

@@ -34,6 +34,7 @@ from elman.config.compose import compose_config
 from elman.data.text import open_data
 from elman.models.build import build_model
 from elman.modes import bench as bench_mode
+from elman.ops import cross_entropy
 from elman.ops.channel import plan as channel_plan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import plan as matrix_plan
@@ -470,7 +471,21 @@ def test_a_training_step_is_timed_with_its_data(
     assert list(step["seconds"]) == ["data", "forward", "backward", "optimiser"]
     assert step["params"] > layer["params"]
     assert step["kernel_calls"] == 6  # the recurrence and two norms, there and back
-    assert "one step: milliseconds" in capsys.readouterr().out
+    assert (layer["loss_chunk"], step["loss_chunk"]) == (None, None)
+    said = capsys.readouterr().out
+    assert "one step: milliseconds" in said
+    assert "cross entropy over 256 tokens from whole logits" in said
+
+
+def test_a_step_with_its_loss_in_chunks_says_so(
+    tmp_path: Path, capsys, text_file: Path, given_rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy, "_BYTES", 255)
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 256 * 4)
+    settings = ("model=e61", "model.depth=1", "bench.level=step", f"data.path={text_file}")
+    result = run_mode(tmp_path / "run", *settings)
+    assert [row["loss_chunk"] for row in result["rows"]] == [4]
+    assert "256 tokens in chunks of 4 of 16 positions" in " ".join(capsys.readouterr().out.split())
 
 
 def test_shapes_are_timed_one_after_another_and_compared_by_their_rates(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
-from elman.ops.cross_entropy import MOST_LOGITS, chunk_of, mean_in_chunks
+from elman.ops.cross_entropy import MOST_LOGITS, chunk_of, mean_in_chunks, path
 from elman.parity.experiment import poisoned
 
 DIM = 24
@@ -163,3 +163,12 @@ def test_which_sizes_are_cut() -> None:
         chunk = chunk_of(1 << 30, vocabulary)
         assert chunk is not None
         assert 0.5 * MOST_LOGITS < chunk * vocabulary <= MOST_LOGITS
+
+
+def test_the_path_of_a_loss_is_told_with_its_reason() -> None:
+    assert path(32 * 512, 50281) == (
+        "cross entropy over 50,281 tokens in chunks of 640 of 16,384 positions: "
+        "823,803,904 logits are more than 33,554,432"
+    )
+    assert path(512, 50281).endswith("50,281 tokens from whole logits: at most 33,554,432")
+    assert path(1 << 40, 256).endswith("256 tokens from whole logits: bytes have few")

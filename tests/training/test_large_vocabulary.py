@@ -164,14 +164,17 @@ def functional_call(model: Any, weights: dict[str, Tensor]) -> Callable[[Tensor]
 
 def test_a_run_says_how_its_loss_is_computed(train, capsys, monkeypatch) -> None:
     monkeypatch.setattr(train_description, "VOCAB_SIZE", 255)
-    train(folder="whole")
-    assert "cross entropy over 256 tokens from whole logits" in capsys.readouterr().out
+    whole = train(folder="whole")
+    assert "cross entropy over 256 tokens from whole logits: by" in capsys.readouterr().out
+    assert whole.result["loss_chunk"] is None
     monkeypatch.setattr(cross_entropy, "_BYTES", 255)
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 256 * 8)
-    train(folder="chunks")
+    chunks = train(folder="chunks")
     said = re.search(r"over 256 tokens in chunks of 8 of (\d+) positions", capsys.readouterr().out)
     assert said is not None
     assert int(said[1]) > 8
+    assert chunks.result["loss_chunk"] == 8
+    assert "loss_chunk" in chunks.result["definitions"]
 
 
 def test_the_memory_estimate_knows_that_logits_are_not_whole(composed, monkeypatch) -> None:

@@ -26,8 +26,10 @@ from elman.bench.subjects import Subject
 from elman.config.run_config import RunConfig
 from elman.devices.environment import choose_device, describe_environment
 from elman.models.backends import on_slow_path, tuning_note
+from elman.ops import cross_entropy
 from elman.ops.dense.cuda.kernels import notes as dense_notes
 from elman.ops.tape.cuda.kernels import notes as tape_notes
+from elman.sections.tasks import TaskConfig
 from elman.training.memory.estimate import BYTES_PER_PARAMETER
 
 Say = Callable[[str], None]
@@ -108,6 +110,9 @@ def _level(
             subjects: list[Subject] = [*layers]
         else:
             subjects, notes = step_subjects(config, chosen, device, stack)
+            if not isinstance(config.data, TaskConfig):
+                positions = settings.batch_size * settings.chunk_size
+                notes.append(cross_entropy.path(positions, config.model.vocab_size))
         timed = f"one {level}" if len(subjects) == 1 else f"{len(subjects)} {level}s"
         size = (settings.batch_size, settings.chunk_size)
         at = f" of {_shape(size)}" if settings.shapes else ""
@@ -193,6 +198,7 @@ def _timing(subject: Subject, timed: Sequence[Parts], base: Sequence[float]) -> 
         "total": asdict(spread),
         "ratio": asdict(ratios(total, base)),
         "tok_s": subject.tokens / spread.median,
+        "loss_chunk": subject.loss_chunk,
         "rounds": [dict(one) for one in timed],
     }
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.config.run_config import RunConfig
+from elman.data.tasks.batches import TaskData
 from elman.data.text import AnyRunData, reset_token
 from elman.evaluation.validation import autocast
 from elman.kernels.graphs import Graphs
@@ -44,6 +45,8 @@ class Subject(ABC):
         replayed: Whether an iteration replays CUDA graphs.
         params: Number of parameters.
         tokens: Predicted bytes, or steps of all rows, in an iteration.
+        loss_chunk: Of a step: positions of a loss that pass through the head at a time; None is
+            all.
     """
 
     level: str
@@ -55,6 +58,7 @@ class Subject(ABC):
         self.path: str | None = None
         self.params = 0
         self.tokens = 0
+        self.loss_chunk: int | None = None
 
     @abstractmethod
     def iterate(self, mark: Mark) -> None:
@@ -195,6 +199,8 @@ class StepSubject(Subject):
             prepare_step(self._state)  # records it
         self.params = model.num_params()
         self.tokens = config.train.batch_size * config.train.chunk_size
+        if not isinstance(data, TaskData):
+            self.loss_chunk = model.chunk_of(self.tokens)
 
     def iterate(self, mark: Mark) -> None:
         """See :class:`Subject`."""

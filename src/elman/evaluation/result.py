@@ -314,6 +314,10 @@ class RunResult(Part):
         "parts of a row that passed through the layers side by side (train.overlap), which changes "
         "the last bits of gradients; 1: the layers computed one after the other"
     )
+    loss_chunk: Whole = number(
+        "positions of a pass whose logits are in memory at a time, where the cross entropy passes "
+        "through the head in chunks (docs/training.md, Large vocabularies); null: whole logits"
+    )
     matrix_precision: str | None = number(
         "precision of Muon's products, which make the update of a matrix orthogonal; null for the "
         "other optimizers"

@@ -27,10 +27,10 @@ from elman.evaluation.result import (
     SharedWork,
 )
 from elman.models.backends import on_slow_path, tuning_note
-from elman.models.language_model import LanguageModel
 from elman.models.mixed import slow_notes
 from elman.models.state_bytes import BF16_BYTES, state_size
 from elman.modes.train_setup import Findings, TrainingSetup
+from elman.ops import cross_entropy
 from elman.runs.folder import config_hash
 from elman.sections.model import VOCAB_SIZE
 from elman.training.long_rows import rows_note
@@ -56,7 +56,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         f"{_sharing(setup)}",
         f"data: {_told_data(setup)}",
         *_told_files(setup.data),
-        *_told_loss(setup, trainer.state.model),
+        *_told_loss(setup),
         f"run folder: {setup.folder}",
     ]
     asked = config.kernels.backend
@@ -111,15 +111,15 @@ def _told_files(data: AnyRunData) -> list[str]:
     return [f"files: {files}"] if files else []
 
 
-def _told_loss(setup: TrainingSetup, model: LanguageModel) -> list[str]:
+def _told_loss(setup: TrainingSetup) -> list[str]:
     """Say how the loss of a vocabulary of more than bytes passes through the head."""
     vocabulary = setup.config.model.vocab_size
-    if vocabulary <= VOCAB_SIZE:
-        return []
-    positions = setup.division.rows * setup.config.train.chunk_size
-    chunk = model.chunk_of(positions)
-    how = f"in chunks of {chunk:,} of {positions:,} positions" if chunk else "from whole logits"
-    return [f"cross entropy over {vocabulary:,} tokens {how}"]
+    return [cross_entropy.path(_positions(setup), vocabulary)] if vocabulary > VOCAB_SIZE else []
+
+
+def _positions(setup: TrainingSetup) -> int:
+    """Return the predicted positions of a pass."""
+    return setup.division.rows * setup.config.train.chunk_size
 
 
 def _data_read(setup: TrainingSetup, tested: Collection[str]) -> DataRead:
@@ -191,6 +191,8 @@ def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: 
     result.reload_difference_bpb = trainer.reload_difference
     result.backend, result.graph = setup.backend, setup.graph
     result.time_parts = trainer.state.model.time_parts
+    if not isinstance(setup.data, TaskData):
+        result.loss_chunk = trainer.state.model.chunk_of(_positions(setup))
     result.precision = setup.precision
     size = state_size(
         setup.config.model, narrow_bytes=BF16_BYTES if setup.precision == "bf16" else 4

@@ -49,6 +49,21 @@ def chunk_of(positions: int, vocabulary: int) -> int | None:
     return rows - rows % _ALIGNED if rows > _ALIGNED else rows
 
 
+def path(positions: int, vocabulary: int) -> str:
+    """Return how a loss passes through the head, and why, for people.
+
+    Args:
+        positions: As of :func:`chunk_of`.
+        vocabulary: As of :func:`chunk_of`.
+    """
+    over = f"cross entropy over {vocabulary:,} tokens"
+    if chunk := chunk_of(positions, vocabulary):
+        why = f"{positions * vocabulary:,} logits are more than {MOST_LOGITS:,}"
+        return f"{over} in chunks of {chunk:,} of {positions:,} positions: {why}"
+    few = "bytes have few" if vocabulary <= _BYTES else f"at most {MOST_LOGITS:,}"
+    return f"{over} from whole logits: {few}"
+
+
 def mean_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
     """Return the mean cross entropy of the logits x W^T in nats, a scalar in fp32 (fp64 for fp64).
 
