@@ -66,7 +66,7 @@ def test_a_run_says_what_its_tokens_are_and_is_scored_by_bits_per_byte(trained, 
     assert 0.5 < found["loss"] / found["bpb"] / each < 1.0  # nats per token, bits per byte
     status, said = run("mode=eval", f"eval.checkpoint={folder}")
     assert status == ExitStatus.OK
-    assert f"{found['val_bpb']:.4f}" in said
+    assert f"{found['val_bpb']:.6f}" in said
     assert "280 tokens" in said
 
 

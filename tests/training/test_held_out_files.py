@@ -44,7 +44,7 @@ def test_a_run_says_what_it_took_and_its_validation_is_found_again(
     assert [Path(one["path"]).name for one in data["left"]] == ["README.md", "test.txt"]
     config = compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])
     assert eval_mode.run(PreparedRun(config)) == ExitStatus.OK
-    assert f"{run.result['val_bpb']:.4f}" in capsys.readouterr().out
+    assert f"{run.result['val_bpb']:.6f}" in capsys.readouterr().out
 
 
 def test_a_resumed_run_must_find_the_held_out_files_as_they_were(

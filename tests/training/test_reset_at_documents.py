@@ -163,7 +163,7 @@ def test_eval_scores_as_the_run_did_and_says_so(train, documents: Path, capsys) 
     capsys.readouterr()
     eval_mode.run(PreparedRun(compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])))
     said = capsys.readouterr().out
-    assert f"{run.result['val_bpb']:.4f}" in said
+    assert f"{run.result['val_bpb']:.6f}" in said
     file = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={documents}"]
     eval_mode.run(PreparedRun(compose_config(file)))
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
