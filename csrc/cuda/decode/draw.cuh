@@ -66,11 +66,16 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
   const float x = mine < V ? load_one(room.logits + mine) : 0.0f;
   int rank = 0;
   if (mine < V) {
+    // The values of this warp; which is smaller has to be asked of them alone.
+    const int low = thread_index() / 32 * 32 / PARTS, high = low + 32 / PARTS < V ? low + 32 / PARTS : V;
+    const auto count = [&](int begin, int end, const auto& before) {
 #pragma unroll 8
-    for (int other = part; other < V; other += PARTS) {
-      const float y = load_one(room.logits + other);
-      rank += y > x || (y == x && other < mine);
-    }
+      for (int other = begin + part; other < end; other += PARTS)
+        rank += before(load_one(room.logits + other), other);
+    };
+    count(0, low, [&](float y, int) { return y >= x; });
+    count(low, high, [&](float y, int other) { return y > x || (y == x && other < mine); });
+    count(high, V, [&](float y, int) { return y > x; });
   }
 #pragma unroll
   for (int mask = 1; mask < PARTS; mask *= 2) rank += shuffle_xor(rank, mask);
@@ -88,7 +93,7 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
   }
   sync_block();
   float end = 0.0f, own = 0.0f, all = 0.0f;
-  if (first) {
+  if (first && mine < kept) {
 #pragma unroll 8
     for (int rank = 0; rank < kept; rank++) {
       const float probability = load_one(room.line + rank);

@@ -3,11 +3,14 @@
 // every matrix, so it reads each weight once a byte; what the rows yield it posts to all others
 // (Posts of common/grid.cuh). Row tiles of the states are dealt to the warps of all blocks. The
 // stream, its norms and the draw every block computes for itself. So there are three exchanges a
-// layer and no barrier of the grid. The weights that a warp needs next are on their way to shared
-// memory while it waits.
+// layer and no barrier of the grid. The weights of the next DEPTH layers are in shared memory, or
+// on their way.
 //
 // Sums are in the order of the kernels that take the same steps one by one (row_product.cuh,
 // add_norm.cuh, the matrix-state engine), so that both write the same text.
+//
+// Who does what of a block: the first warps the norms, those behind them the products, the last
+// ones the recurrences. So each waits for what it needs and for nothing else.
 #pragma once
 #include "cuda/decode/step_config.cuh"
 
@@ -19,39 +22,35 @@ struct Decode {
   using Raw = RawInputs<D>;
   using Norm = typename D::Norm;
   static constexpr int ROWS = D::ROWS, PAIRS = D::PAIRS, WIDTH = D::WIDTH, THREADS = D::THREADS;
-  static constexpr int WARPS = D::WARPS, V = Norm::V;
+  static constexpr int WARPS = D::WARPS, BLOCKS = D::BLOCKS, V = Norm::V;
 
   const DecodeArgs& a;
   const Posts posts;
-  const int block = (int)block_index(), blocks, warp = warp_index(), lane = thread_index() % 32;
+  const int block = (int)block_index(), warp = warp_index(), lane = thread_index() % 32;
   Arena arena;
-  sptr<unsigned long long> matrices, layers;
-  sptr<int> counts, tokens;   // tasks of the block in each kind of matrix; [B]
-  sptr<float> x, other;       // [B, MOST_INPUTS]: of this product and of the next one, in turn
+  sptr<unsigned long long> layers;
+  sptr<int> tokens;           // [B]
+  sptr<bf16> x, other;        // [B, MOST_INPUTS]: of this product and of the next one, in turn
   sptr<float> sums, between;  // [B, warps of a norm], [B, BETWEEN]
   sptr<float> logits;         // [B, VALUES]
   const DrawRoom<typename D::Draw> room;
-  sptr<unsigned char> slots;  // of the warp
+  sptr<unsigned char> rows;   // of matrices: [DEPTH layers, ROW_BYTES], those of the head
   Arena of_warp;
   float stream[D::UNITS][2][V];  // as add_norm.cuh deals rows to threads
-  Task<D> now, ahead;
-  int slot = 0, step = 0;
+  int slot = 0, step = 0;        // slot: of the present layer's rows
 
   DEVICE explicit Decode(const DecodeArgs& args)
       : a(args),
         posts{(unsigned long long*)args.posts},
-        blocks((int)args.blocks),
-        matrices(arena.take<unsigned long long>(D::MATRICES)),
         layers(arena.take<unsigned long long>(D::LAYERS * D::LAYER_WORDS)),
-        counts(arena.take<int>(D::PER_LAYER + 1)),
         tokens(arena.take<int>(ROWS)),
-        x(arena.take<float>(ROWS * D::MOST_INPUTS)),
-        other(arena.take<float>(ROWS * D::MOST_INPUTS)),
+        x(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
+        other(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
         sums(arena.take<float>(ROWS * Norm::WARPS)),
         between(arena.take<float>(ROWS * D::BETWEEN)),
         logits(arena.take<float>(ROWS * D::VALUES)),
         room(arena) {
-    slots = arena.take<unsigned char>(D::SLOT * D::SLOTS * WARPS) + warp * D::SLOTS * D::SLOT;
+    rows = arena.take<unsigned char>(D::DEPTH * D::ROW_BYTES + D::row_bytes(D::HEAD));
     of_warp = arena;
     of_warp.carved += warp * D::TILE_BYTES;
   }
@@ -68,6 +67,13 @@ struct Decode {
   static constexpr int NORM = 0, IN_PROJ = 1, OUT_PROJ = 2, CELL_PROJ = 3, CONV = 4, CONV_BIAS = 5,
                        MLP_NORM = 6, MLP_IN = 7, MLP_OUT = 8, PARAM = 9;
   static_assert(D::LAYER_WORDS == PARAM + PARAMS, "the words of DecodeLayer");
+  HD static constexpr int matrix_word(int kind) {
+    return kind == D::OUT               ? OUT_PROJ
+           : kind == D::MLP_IN          ? MLP_IN
+           : kind == D::MLP_OUT         ? MLP_OUT
+           : D::CELLS && kind == D::CELL ? CELL_PROJ
+                                        : IN_PROJ;
+  }
 
   DEVICE const void* of_layer(int layer, int word) const {
     return (const void*)load_one(layers + (layer * D::LAYER_WORDS + word));
@@ -81,30 +87,21 @@ struct Decode {
   }
 
   DEVICE void begin() {
-    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += THREADS) {
-      const unsigned long long word = load_one((const unsigned long long*)a.layers + i);
-      store_one(layers + i, word);
-      const int layer = i / D::LAYER_WORDS, which = i % D::LAYER_WORDS;
-      const int kind = which == IN_PROJ                 ? D::IN
-                       : which == CELL_PROJ && D::CELLS ? D::CELL
-                       : which == OUT_PROJ              ? D::OUT
-                       : which == MLP_IN                ? D::MLP_IN
-                       : which == MLP_OUT               ? D::MLP_OUT
-                                                        : D::PER_LAYER;
-      if (kind < D::PER_LAYER) store_one(matrices + (layer * D::PER_LAYER + kind), word);
-    }
-    if (thread_index() == 0) store_one(matrices + (D::MATRICES - 1), (unsigned long long)a.head);
-    if (thread_index() <= D::PER_LAYER) {
-      const int left = D::tasks(thread_index()) - block;
-      store_one(counts + thread_index(), left <= 0 ? 0 : (left + blocks - 1) / blocks);
-    }
+    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += THREADS)
+      store_one(layers + i, load_one((const unsigned long long*)a.layers + i));
     if (thread_index() < ROWS)
       store_one(tokens + thread_index(), (int)load_one((const long long*)a.last + thread_index()));
     sync_block();
-    now.next(warp, counts);
-    ahead = now;
-#pragma unroll
-    for (int i = 0; i < D::SLOTS; i++) fetch(i);
+    fetch_all<D::HEAD>(0, 0);
+    for (int layer = 0; layer < D::DEPTH; layer++) {
+      fetch_all<D::IN>(layer, layer);
+      if constexpr (D::CELLS) fetch_all<D::CELL>(layer, layer);
+      fetch_all<D::OUT>(layer, layer);
+      if constexpr (D::HIDDEN > 0) {
+        fetch_all<D::MLP_IN>(layer, layer);
+        fetch_all<D::MLP_OUT>(layer, layer);
+      }
+    }
     const Args args = arguments(0);
     Arena mine = of_warp;
     const sptr<float> numbers = raw_numbers(mine);
@@ -119,78 +116,123 @@ struct Decode {
 
   // ---- products
 
-  // Starts copying the rows of the task ahead into a slot.
-  DEVICE void fetch(int to) {
-    if (ahead.step < a.steps) {
-      const int at_once = D::at_once(ahead.kind), row = (block + ahead.place * blocks) * at_once;
-      const int left = D::outputs(ahead.kind) - row, bytes = 2 * D::inputs(ahead.kind);
-      const unsigned char* from =
-          (const unsigned char*)load_one(matrices + ahead.matrix()) + (long long)row * bytes;
-      for (int at = lane * 16; at < bytes * least(at_once, left); at += 512)
-        copy_async<16>(slots + (to * D::SLOT + at), from + at, 16);
-      ahead.next(WARPS, counts);
-    }
-    commit_copies();
+  // A task is at_once(KIND) rows of a matrix. Each chunk of the block's tasks gives a warp one.
+  DEVICE int place(int chunk) const {
+    return chunk * WARPS + (warp + WARPS - D::FIRST_WARP) % WARPS;
+  }
+  template <int KIND>
+  DEVICE bool has_task(int chunk) const {
+    return block + place(chunk) * BLOCKS < D::tasks(KIND);
+  }
+  template <int KIND>
+  DEVICE sptr<unsigned char> room_of(int chunk, int slot) const {
+    const int first = KIND == D::HEAD ? D::DEPTH * D::ROW_BYTES
+                                      : slot * D::ROW_BYTES + D::row_bytes_before(KIND);
+    return rows + (first + place(chunk) * D::task_bytes(KIND));
   }
 
-  // The warp's rows of a matrix times x.
+  // Starts copying the warp's rows of a layer's matrix to shared memory.
+  template <int KIND>
+  DEVICE void fetch(int chunk, int layer, int slot) {
+    constexpr int BYTES = D::task_bytes(KIND), EACH = 2 * D::inputs(KIND);
+    const int task = block + place(chunk) * BLOCKS;
+    const unsigned char* from =
+        (const unsigned char*)(KIND == D::HEAD ? a.head : of_layer(layer, matrix_word(KIND))) +
+        (long long)task * BYTES;
+    const bool whole = D::at_once(KIND) == 1 || 2 * task + 1 < D::outputs(KIND);
+    const sptr<unsigned char> to = room_of<KIND>(chunk, slot);
+#pragma unroll
+    for (int first = 0; first < BYTES; first += 512) {
+      const int at = first + lane * 16;
+      if (at < BYTES && (whole || at < EACH)) copy_async<16>(to + at, from + at, 16);
+    }
+  }
+  // One group of copies for each chunk, even where the warp has no task in it.
+  template <int KIND>
+  DEVICE void fetch_all(int layer, int slot) {
+    for (int chunk = 0; chunk < D::chunks(KIND); chunk++) {
+      if (has_task<KIND>(chunk)) fetch<KIND>(chunk, layer, slot);
+      commit_copies();
+    }
+  }
+  // The same of the matrix that takes the room of layer's matrix: DEPTH layers behind it.
+  template <int KIND>
+  DEVICE void fetch_next(int chunk, int layer) {
+    if constexpr (KIND == D::HEAD) {
+      if (step + 1 < a.steps) fetch<KIND>(chunk, layer, 0);
+    } else {
+      const int next = layer + D::DEPTH;
+      if (next < D::LAYERS)
+        fetch<KIND>(chunk, next, slot);
+      else if (step + 1 < a.steps)
+        fetch<KIND>(chunk, next - D::LAYERS, slot);
+    }
+  }
+
+  // The block's rows of a matrix times x.
   template <int KIND, bool ORDERED = false>
   DEVICE void product(int layer) {
+    for (int chunk = 0; chunk < D::chunks(KIND); chunk++) {
+      // Of DEPTH layers the oldest group is this one's; the head's makes it one more.
+      wait_copies<D::DEPTH * D::GROUPS - 1>();
+      if (has_task<KIND>(chunk)) {
+        sync_warp();
+        multiply<KIND, ORDERED>(chunk, layer);
+        sync_warp();
+        fetch_next<KIND>(chunk, layer);
+      }
+      commit_copies();
+    }
+  }
+  template <int KIND, bool ORDERED>
+  DEVICE void multiply(int chunk, int layer) const {
     constexpr int INPUTS = D::inputs(KIND), T = D::at_once(KIND);
-    while (now.is(step, layer, KIND)) {
-      wait_copies<D::SLOTS - 1>();
-      sync_warp();
-      const sptr<bf16> rows = cast<bf16>(slots + slot * D::SLOT);
-      float y[T][ROWS];
+    const sptr<bf16> w = cast<bf16>(room_of<KIND>(chunk, slot));
+    const int task = block + place(chunk) * BLOCKS;
+    const int second = T == 1 || 2 * task + 1 < D::outputs(KIND) ? INPUTS : 0;
+    float y[T][ROWS];
 #pragma unroll
-      for (int i = 0; i < T * ROWS; i++) y[i / ROWS][i % ROWS] = 0.0f;
-      const int task = block + now.place * blocks;
-      const bool whole = T == 1 || task * T + 1 < D::outputs(KIND);
-#pragma unroll 4
-      for (int at = lane * 8; at < INPUTS; at += 256) {
-        float w[T][8];
-        load<8, bf16>(w[0], rows + at);
-        if constexpr (T == 2) load<8, bf16>(w[1], rows + ((whole ? INPUTS : 0) + at));
+    for (int i = 0; i < T * ROWS; i++) y[i / ROWS][i % ROWS] = 0.0f;
+#pragma unroll(T == 2 ? 8 : 4)
+    for (int at = lane * 8; at < INPUTS; at += 256) {
+      float weights[T][8];
 #pragma unroll
-        for (int text = 0; text < ROWS; text++) {
-          float v[8];
-          load<8, float>(v, x + (text * D::MOST_INPUTS + at));
+      for (int row = 0; row < T; row++) load<8, bf16>(weights[row], w + (row * second + at));
 #pragma unroll
-          for (int i = 0; i < 8; i++) {
+      for (int text = 0; text < ROWS; text++) {
+        float v[8];
+        load<8, bf16>(v, x + (text * D::MOST_INPUTS + at));
 #pragma unroll
-            for (int row = 0; row < T; row++) y[row][text] = fused(w[row][i], v[i], y[row][text]);
-          }
+        for (int i = 0; i < 8; i++) {
+#pragma unroll
+          for (int row = 0; row < T; row++)
+            y[row][text] = fused(weights[row][i], v[i], y[row][text]);
         }
       }
+    }
 #pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) {
+    for (int mask = 16; mask > 0; mask /= 2) {
 #pragma unroll
-        for (int i = 0; i < T * ROWS; i++)
-          y[i / ROWS][i % ROWS] += shuffle_xor(y[i / ROWS][i % ROWS], mask);
-      }
-      if (lane == 0) {
-        const int to = D::posts(KIND, layer) + task * PAIRS;
-        if constexpr (T == 2) {
-          posts.template put<ORDERED>(to, turn(), pack_bf16(y[0][0], y[1][0]));
-        } else {
+      for (int i = 0; i < T * ROWS; i++)
+        y[i / ROWS][i % ROWS] += shuffle_xor(y[i / ROWS][i % ROWS], mask);
+    }
+    if (lane > 0) return;
+    const int to = D::posts(KIND, layer) + task * PAIRS;
+    if constexpr (T == 2) {
+      posts.template put<ORDERED>(to, turn(), pack_bf16(y[0][0], y[1][0]));
+    } else {
 #pragma unroll
-          for (int pair = 0; pair < PAIRS; pair++)
-            posts.template put<ORDERED>(
-                to + pair, turn(),
-                pack_bf16(y[0][2 * pair], 2 * pair + 1 < ROWS ? y[0][2 * pair + 1] : 0.0f));
-        }
-      }
-      sync_warp();
-      fetch(slot);
-      slot = slot + 1 == D::SLOTS ? 0 : slot + 1;
-      now.next(WARPS, counts);
+      for (int pair = 0; pair < PAIRS; pair++)
+        posts.template put<ORDERED>(
+            to + pair, turn(),
+            pack_bf16(y[0][2 * pair], 2 * pair + 1 < ROWS ? y[0][2 * pair + 1] : 0.0f));
     }
   }
 
   // The next product reads what is written to x from now on. Who still multiplies reads the other
   // one, until all have met.
   DEVICE void turn_x() {
-    const sptr<float> last = x;
+    const sptr<bf16> last = x;
     x = other;
     other = last;
   }
@@ -247,7 +289,8 @@ struct Decode {
     }
   }
 
-  // Adds what a matrix yields to the stream; x becomes the norm of the sum. KIND < 0: nothing.
+  // Adds what a layer's matrix yields to the stream; x becomes the norm of the sum. No layer is
+  // before the first.
   template <int KIND>
   DEVICE void norm(const void* gains, int layer) {
     float gain[D::UNITS][2][V];
@@ -262,7 +305,7 @@ struct Decode {
 #pragma unroll
     for (int i = 0; i < D::UNITS; i++) {
       if (!has(i)) continue;
-      if constexpr (KIND >= 0) add_branch<KIND>(i, layer);
+      if (layer >= 0) add_branch<KIND>(i, layer);
       float squares = 0.0f;
 #pragma unroll
       for (int chunk = 0; chunk < 2; chunk++) {
@@ -291,8 +334,8 @@ struct Decode {
         float y[V];
 #pragma unroll
         for (int e = 0; e < V; e++)
-          y[e] = rounded(stream[i][chunk][e] * (rstd * gain[i][chunk][e]));
-        store<V, float>(x + (text * D::MOST_INPUTS + c), y);
+          y[e] = stream[i][chunk][e] * (rstd * gain[i][chunk][e]);
+        store<V, bf16>(x + (text * D::MOST_INPUTS + c), y);
       }
     }
     sync_block();
@@ -332,7 +375,7 @@ struct Decode {
 
   // The row tiles of a layer's states that the warp has.
   DEVICE void recur(int layer) {
-    for (int item = (WARPS - 1 - warp) * blocks + block; item < D::ITEMS; item += WARPS * blocks)
+    for (int item = (WARPS - 1 - warp) * BLOCKS + block; item < D::ITEMS; item += WARPS * BLOCKS)
       advance(layer, place_of(item));
   }
 
@@ -424,26 +467,19 @@ struct Decode {
                 pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
   }
 
-  // x becomes the outputs of a layer's recurrence.
+  // x becomes the outputs of a layer's recurrence, of which a thread takes two at once.
   DEVICE void take_reads(int layer) {
-    constexpr int N = 2, WORDS = D::READ_WORDS, EACH = D::READS_OF_WORD;
+    constexpr int N = 2 / D::READS_OF_WORD;
     turn_x();
-    for (int first = thread_index(); first < WORDS; first += N * THREADS) {
+    for (int pair = thread_index(); pair < ROWS * D::MIXED / 2; pair += THREADS) {
       unsigned words[N];
       int at[N];
 #pragma unroll
-      for (int i = 0; i < N; i++)
-        at[i] = first + i * THREADS < WORDS ? D::reads(layer) + first + i * THREADS : -1;
+      for (int i = 0; i < N; i++) at[i] = D::reads(layer) + pair * N + i;
       posts.template take<N>(words, at, turn());
-#pragma unroll
-      for (int i = 0; i < N; i++) {
-        const int channel = (first + i * THREADS) * EACH;
-        if (at[i] < 0) continue;
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
-          store_one(x + (channel / D::MIXED * D::MOST_INPUTS + channel % D::MIXED + e),
-                    half(words[i], e == 1));
-      }
+      if constexpr (N == 2) words[0] = words[0] & 0xffffu | words[1] << 16;
+      const int text = 2 * pair / D::MIXED, channel = 2 * pair % D::MIXED;
+      store_one(cast<unsigned>(x + (text * D::MOST_INPUTS + channel)), words[0]);
     }
     sync_block();
   }
@@ -495,50 +531,65 @@ struct Decode {
     sync_block();
   }
 
+  // x becomes what `number(text, c)` tells of every input; a thread has two at once.
+  template <class Number>
+  DEVICE void fill_x(int inputs, const Number& number) {
+    for (int pair = thread_index(); pair < ROWS * inputs / 2; pair += THREADS) {
+      const int text = 2 * pair / inputs, c = 2 * pair % inputs;
+      const float y[2] = {number(text, c), number(text, c + 1)};
+      store<2, bf16>(x + (text * D::MOST_INPUTS + c), y);
+    }
+    sync_block();
+  }
+
   // x becomes silu of what the input projection yields, convolved before.
   DEVICE void activate_inner(int layer) {
     take_between<D::IN>(layer);
-    for (int n = thread_index(); n < ROWS * D::INNER; n += THREADS) {
-      const int text = n / D::INNER, c = n % D::INNER;
+    fill_x(D::INNER, [&](int text, int c) {
       float u = load_one(between + (text * D::BETWEEN + c));
       if constexpr (D::TAPS > 0) {
         float past[D::TAPS], tap[D::TAPS], bias;
         read_past(layer, text, c, past, tap, bias);
-        u = convolved(layer, text, c, u, past, tap, bias, c % blocks == block);
+        u = convolved(layer, text, c, u, past, tap, bias, c % BLOCKS == block);
       }
       // As PyTorch has it.
-      if constexpr (D::ACTIVATED) u = rounded(exact_quotient(u, 1.0f + exact_exp(-u)));
-      store_one(x + (text * D::MOST_INPUTS + c), u);
-    }
-    sync_block();
+      if constexpr (D::ACTIVATED) u = exact_quotient(u, 1.0f + exact_exp(-u));
+      return u;
+    });
   }
 
   // x becomes the hidden channels of the MLP: silu of one half times the other half.
   DEVICE void swiglu(int layer) {
     take_between<D::MLP_IN>(layer);
-    for (int n = thread_index(); n < ROWS * D::HIDDEN; n += THREADS) {
-      const int text = n / D::HIDDEN, c = n % D::HIDDEN;
+    fill_x(D::HIDDEN, [&](int text, int c) {
       const sptr<float> place = between + (text * D::BETWEEN + c);
       const float z = load_one(place), v = load_one(place + D::HIDDEN);
       float s = z * sigmoid(z);
       s *= v;
-      store_one(x + (text * D::MOST_INPUTS + c), rounded(s));
-    }
-    sync_block();
+      return s;
+    });
   }
 
   // ---- the draw, and the whole
 
+  // Whether blocks read in the next step what others have written beside the posts. The states are
+  // always read by the warp that wrote them.
+  static constexpr bool TELLS = D::TAPS > 0;
+
   DEVICE void draw_all() {
-    // What all have written in this step, the states, is known behind this.
-    take<D::HEAD, true>(D::LAYERS, [&](int text, int value, float number) {
+    const float* from = (const float*)a.uniform + (long long)step * ROWS;
+    float uniform[ROWS];
+#pragma unroll
+    for (int text = 0; text < ROWS; text++) uniform[text] = load_one(from + text);
+    take<D::HEAD, TELLS>(D::LAYERS, [&](int text, int value, float number) {
       store_one(logits + (text * D::VALUES + value), number);
     });
+#pragma unroll
     for (int text = 0; text < ROWS; text++) {
       sync_block();
       const long long at = (long long)step * ROWS + text;
       const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
-      draw_one<typename D::Draw>(room, a.sampling, load_one((const float*)a.uniform + at), logit,
+      draw_one<typename D::Draw>(room, a.sampling, uniform[text], logit,
                                  [&](int value) {
                                    store_one(tokens + text, value);
                                    if (block == 0)
@@ -548,10 +599,8 @@ struct Decode {
     sync_block();
   }
 
-  // A layer, behind one that yields KIND; KIND < 0: it is the first.
-  template <int KIND>
+  // A layer, behind its norm.
   DEVICE void pass_layer(int layer) {
-    norm<KIND>(of_layer(layer, NORM), layer - 1);
     product<D::IN>(layer);
     if constexpr (D::CELLS) {
       activate_inner(layer);
@@ -566,18 +615,22 @@ struct Decode {
       swiglu(layer);
       product<D::MLP_OUT>(layer);
     }
+    slot = slot + 1 == D::DEPTH ? 0 : slot + 1;
   }
 
   DEVICE void run() {
     begin();
-    constexpr int LAST = D::PER_LAYER - 1;
     for (; step < a.steps; step++) {
       embed();
-      pass_layer<-1>(0);
+      // One loop, so that each norm is there once: a multiprocessor holds few instructions.
 #pragma unroll 1
-      for (int layer = 1; layer < D::LAYERS; layer++) pass_layer<LAST>(layer);
-      norm<LAST>(a.final_norm, D::LAYERS - 1);
-      product<D::HEAD, true>(D::LAYERS);
+      for (int layer = 0;; layer++) {
+        const bool behind = layer == D::LAYERS;
+        norm<D::PER_LAYER - 1>(behind ? a.final_norm : of_layer(layer, NORM), layer - 1);
+        if (behind) break;
+        pass_layer(layer);
+      }
+      product<D::HEAD, TELLS>(D::LAYERS);
       draw_all();
     }
   }

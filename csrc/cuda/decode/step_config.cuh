@@ -1,5 +1,5 @@
-// What one launch of the kernel of whole steps receives, what is known of it at compile time, and
-// the order of a block's work. ops/decode/step.py mirrors the sizes.
+// What one launch of the kernel of whole steps receives, and what is known of it at compile time.
+// ops/decode/step.py mirrors the sizes.
 #pragma once
 #include "cuda/add_norm/add_norm.cuh"
 #include "cuda/decode/draw.cuh"
@@ -25,7 +25,7 @@ struct DecodeArgs {
   const void *uniform, *last;  // fp32 [steps, B], int64 [B]
   void* drawn;                 // int64 [steps, B]
   void* posts;  // 8 bytes for every number that blocks hand over, zeros before the first
-  long long blocks, steps, turn;  // turn: steps before this launch
+  long long steps, turn;  // turn: steps before this launch
   Sampling sampling;
   double eps;
 };
@@ -58,7 +58,6 @@ struct DecodeConfig : Model_ {
   static constexpr bool CELLS = Model::INNER > 0;
   static constexpr int IN = 0, CELL = CELLS, OUT = CELLS + 1, MLP_IN = OUT + 1, MLP_OUT = OUT + 2;
   static constexpr int PER_LAYER = OUT + 1 + (Model::HIDDEN ? 2 : 0), HEAD = PER_LAYER;
-  static constexpr int MATRICES = Model::LAYERS * PER_LAYER + 1;
 
   HD static constexpr int outputs(int kind) {
     return kind == HEAD     ? Model::VALUES
@@ -82,7 +81,31 @@ struct DecodeConfig : Model_ {
   HD static constexpr int tasks(int kind) {
     return (outputs(kind) + at_once(kind) - 1) / at_once(kind);
   }
-  static constexpr int SLOT = 2 * MOST_INPUTS * at_once(IN);
+
+  // ---- a block's part of each matrix: every BLOCKS-th task
+
+  static constexpr int FIRST_WARP = least(ROWS * Norm::WARPS, Model::WARPS) % Model::WARPS;
+  HD static constexpr int tasks_here(int kind) {
+    return (tasks(kind) + Model::BLOCKS - 1) / Model::BLOCKS;
+  }
+  HD static constexpr int chunks(int kind) {
+    return (tasks_here(kind) + Model::WARPS - 1) / Model::WARPS;
+  }
+  HD static constexpr int task_bytes(int kind) { return 2 * inputs(kind) * at_once(kind); }
+  HD static constexpr int row_bytes(int kind) { return tasks_here(kind) * task_bytes(kind); }
+  HD static constexpr int row_bytes_before(int kind) {
+    int sum = 0;
+    for (int i = 0; i < kind; i++) sum += row_bytes(i);
+    return sum;
+  }
+  static constexpr int ROW_BYTES = row_bytes_before(PER_LAYER);  // of a layer
+  HD static constexpr int chunks_before(int kind) {
+    int sum = 0;
+    for (int i = 0; i < kind; i++) sum += chunks(i);
+    return sum;
+  }
+  static constexpr int GROUPS = chunks_before(PER_LAYER);  // of copies, in a layer
+  static_assert(Model::DEPTH <= Model::LAYERS, "layers whose rows are in shared memory");
 
   // ---- the words that blocks post: two numbers each, of two outputs or of two texts
 
@@ -131,33 +154,10 @@ struct DecodeConfig : Model_ {
   static constexpr int LAYER_WORDS = sizeof(DecodeLayer) / 8;
   // What Decode takes of an arena, in its order.
   static constexpr int SHARED_BYTES =
-      up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * (PER_LAYER + 1)) +
-      up(4 * ROWS) + 2 * up(4 * ROWS * MOST_INPUTS) + up(4 * ROWS * Norm::WARPS) +
-      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 3 * up(4 * Model::VALUES) + 16 +
-      up(SLOT * Model::SLOTS * Model::WARPS) + Model::WARPS * TILE_BYTES;
-};
-
-// A place among the tasks of a block: those of all matrices, which are dealt to its warps in turn.
-template <class D>
-struct Task {
-  int step = 0, layer = 0, kind = 0, place = 0;
-
-  DEVICE void next(int tasks, sptr<int> counts) {
-    place += tasks;
-    for (int here = load_one(counts + kind); place >= here; here = load_one(counts + kind)) {
-      place -= here;
-      if (kind == D::HEAD) {
-        kind = layer = 0;
-        step++;
-      } else if (++kind == D::PER_LAYER) {
-        kind = ++layer == D::LAYERS ? D::HEAD : 0;
-      }
-    }
-  }
-  DEVICE bool is(int at_step, int at_layer, int at_kind) const {
-    return step == at_step && layer == at_layer && kind == at_kind;
-  }
-  DEVICE int matrix() const { return layer * D::PER_LAYER + (kind == D::HEAD ? 0 : kind); }
+      up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) + 2 * up(2 * ROWS * MOST_INPUTS) +
+      up(4 * ROWS * Norm::WARPS) + up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) +
+      3 * up(4 * Model::VALUES) + 16 + up(Model::DEPTH * ROW_BYTES + row_bytes(HEAD)) +
+      Model::WARPS * TILE_BYTES;
 };
 
 // The raw inputs of a step as the matrix-state engine reads them.

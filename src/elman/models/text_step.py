@@ -59,7 +59,7 @@ def text_kernel(
     tensors = _tensors(model, weights, copy)
     if tensors is None:
         return "the weights are not computed with in bf16"
-    kernel = TextKernel(config, tensors, device.multiprocessors)
+    kernel = TextKernel(config, tensors)
     _fill(kernel, states)
     return kernel
 

@@ -33,7 +33,7 @@ MOST_ROWS = 4
 """Texts at a time; the products of more are PyTorch's, in an order of sums of its own."""
 _FASTER_WIDTH = 1536  # the widest model that was measured
 _MOST_WIDTH = 4096  # rows of a norm stay in registers up to here
-_SHAPES = ((16, 2), (16, 1), (8, 2), (8, 1))  # warps and slots, the best first
+_SHAPES = ((16, 2), (16, 1), (8, 1))  # warps and depth, the best first
 _OF_ROWS = ("v", "g0", "g1", "gate")
 _WARP, _HALF, _VECTOR = 32, 2, 8
 _HEADERS = ("cuda/common/device.cuh", "cuda/common/grid.cuh")
@@ -78,14 +78,16 @@ class StepConfig:
         rows: Texts.
         tile: How a warp holds the state.
         warps: Of a block.
-        slots: Tasks of a warp whose weights are in shared memory or on their way.
+        depth: Layers whose weights are in shared memory or on their way.
+        blocks: Blocks of the grid.
     """
 
     sizes: Sizes
     rows: int
     tile: TileConfig
     warps: int
-    slots: int
+    depth: int
+    blocks: int
 
     @property
     def threads(self) -> int:
@@ -126,20 +128,27 @@ class StepConfig:
         inner = max(inputs for _, inputs in self.matrices)
         tile = 4 * sum(_round(self._raw(name), 4) for name, _ in plan.roles)
         arrays = [
-            8 * (one.layers * len(self.matrices) + 1),
             ctypes.sizeof(DecodeLayer) * one.layers,
-            4 * (len(self.matrices) + 1),
             4 * rows,
-            *(4 * rows * inner,) * 2,
+            *(_HALF * rows * inner,) * 2,
             4 * rows * math.ceil(one.width / 256),
             4 * rows * max(one.inner, 2 * one.hidden),
             4 * rows * one.values,
             *(4 * one.values,) * 3,
             4,
-            _HALF * inner * (2 if rows == 1 else 1) * self.slots * self.warps,
+            self.depth * self._row_bytes + _HALF * one.width * math.ceil(one.values / self.blocks),
         ]
         tiles = self.warps * (_round(tile, 16) + self.tile.step_bytes)
         return sum(_round(size, 16) for size in arrays) + tiles
+
+    @property
+    def _row_bytes(self) -> int:
+        """Return the bytes of a block's rows of a layer's matrices."""
+        at_once = 2 if self.rows == 1 else 1
+        return sum(
+            _HALF * inputs * at_once * math.ceil(math.ceil(outputs / at_once) / self.blocks)
+            for outputs, inputs in self.matrices
+        )
 
     def _raw(self, role: str) -> int:
         """Return the raw inputs of a role that a row tile reads."""
@@ -186,8 +195,9 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     tile = replace(found, steps=1, warps=1, producers=False, shares=1, scratch=False)
     # As the kernel of a single step has it, so that sums are in one order.
     tile = replace(tile, align=_align(found, sizes))
-    for warps, slots in _SHAPES:
-        config = StepConfig(sizes, rows, tile, warps, slots)
+    blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
+    for warps, depth in _SHAPES:
+        config = StepConfig(sizes, rows, tile, warps, min(depth, sizes.layers), blocks)
         if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
             return config
     return None
@@ -227,7 +237,7 @@ class DecodeArgs(ctypes.Structure):
         ("states", ctypes.c_void_p * 2),
         ("pasts", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("uniform", "last", "drawn", "posts")),
-        *((name, ctypes.c_int64) for name in ("blocks", "steps", "turn", "top_k")),
+        *((name, ctypes.c_int64) for name in ("steps", "turn", "top_k")),
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "eps")),
     )
 
@@ -249,7 +259,8 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
     constants = {
         "ROWS": config.rows,
         "WARPS": config.warps,
-        "SLOTS": config.slots,
+        "DEPTH": config.depth,
+        "BLOCKS": config.blocks,
         "LAYERS": one.layers,
         "WIDTH": one.width,
         "CHANNELS": one.channels,
@@ -376,7 +387,6 @@ class TextKernel:
     Args:
         config: How it runs.
         model: The weights, which stay where they are.
-        blocks: Blocks of the grid: multiprocessors of the GPU.
 
     Attributes:
         states_lbhrn: States after the last step, fp32.
@@ -385,14 +395,12 @@ class TextKernel:
 
     config: StepConfig
     model: ModelTensors
-    blocks: int
     _states: list[Tensor] = field(init=False)
     _pasts: list[Tensor] | None = field(init=False)
     _turn: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         config, one, like = self.config, self.config.sizes, self.model.embedding
-        self.blocks = min(self.blocks, one.values, one.channels, one.width)
         plan = one.plan
         shape = (one.layers, config.rows, plan.heads, plan.rows, plan.columns)
         # The states of a launch's first step, and two that its steps write in turn.
@@ -447,10 +455,10 @@ class TextKernel:
             _two(states),
             _two(pasts),
             *(tensor.data_ptr() for tensor in (uniform_kb, last_b, drawn_kb, self._posts)),
-            *(self.blocks, steps, self._turn, top_k, temperature, top_p, model.eps),
+            *(steps, self._turn, top_k, temperature, top_p, model.eps),
         )
         config = self.config
-        wanted = Launch("decode", self.blocks, config.threads, config.shared_bytes, together=True)
+        wanted = Launch("decode", config.blocks, config.threads, config.shared_bytes, together=True)
         LAUNCH(config, [wanted], args, model.embedding.device)
         self._turn += steps
         place = 1 + (steps - 1) % 2  # where the last step left the states
