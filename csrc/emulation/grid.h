@@ -39,11 +39,16 @@ struct Posts {
   DEVICE void put(int at, unsigned turn, unsigned number) const {
     emulation::post(words + at, turn, number, ORDERED);
   }
-  template <int N, bool ORDERED = false>
-  DEVICE void take(unsigned (&numbers)[N], const int (&at)[N], unsigned turn, ELMAN_CALLED) const {
+  template <int N, bool ORDERED = false, int EACH = 1>
+  DEVICE void take(unsigned (&numbers)[N * EACH], const int (&at)[N], unsigned turn,
+                   ELMAN_CALLED) const {
     const char* where = emulation::place_in_source("the wait for a number", file, line);
-    for (int i = 0; i < N; i++)
-      if (at[i] >= 0) numbers[i] = emulation::take_post(words + at[i], turn, ORDERED, where);
+    for (int i = 0; i < N * EACH; i++) {
+      const int place = at[i / EACH];
+      if (place < 0) continue;
+      if (place % EACH) emulation::report("a pair of numbers at an odd place (%s)", where);
+      numbers[i] = emulation::take_post(words + place + i % EACH, turn, ORDERED, where);
+    }
   }
 };
 

@@ -33,10 +33,17 @@ inline bool Assembly::flags_run(const Instruction& i) {
     post((void*)value(o[0]), (unsigned)word, (unsigned)(word >> 32),
          i.name == "st.release.gpu.global.u64");
     looks_at_flags = 0;
-  } else if (i.name == "ld.acquire.gpu.global.u64" || i.name == "ld.relaxed.gpu.global.u64") {
+  } else if (i.name == "ld.acquire.gpu.global.u64" || i.name == "ld.relaxed.gpu.global.u64" ||
+             i.name == "ld.acquire.gpu.global.v2.u64" || i.name == "ld.relaxed.gpu.global.v2.u64") {
     if (++looks_at_flags > MANY_LOOKS) report("a wait for a number that never ends");
-    let_others_run();
-    place(o[0]) = look_at_post((const void*)value(o[1]), i.name == "ld.acquire.gpu.global.u64");
+    const std::vector<std::string> names = list(o[0]);
+    const uint64_t first = value(o[1]);
+    if (first % (8 * names.size())) report("%s is not aligned", i.name.c_str());
+    for (size_t n = 0; n < names.size(); n++) {  // each of them by itself
+      let_others_run();
+      place(names[n]) =
+          look_at_post((const void*)(first + 8 * n), i.name.find("acquire") != std::string::npos);
+    }
   } else if (i.name == "mov.u32" && o[1] == "%%globaltimer_hi") {
     place(o[0]) = looks_at_clock++ / LOOKS_A_TICK;
   } else {

@@ -94,7 +94,11 @@ DRAW = {
     },
     ORDER: {
         "of equal ones the larger first": ("other < mine)", "other > mine)"),
-        "least probable first": ("rank += y > x", "rank += y < x"),
+        "least probable first": ("{ return y > x; }", "{ return y < x; }"),
+        "equal ones of another warp in the order of threads": (
+            "{ return y >= x; }",
+            "{ return y > x; }",
+        ),
         "not a number before all others": (": -3.4e38f", ": 3.4e38f"),
     },
     SETTING: {

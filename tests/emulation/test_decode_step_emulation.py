@@ -310,16 +310,22 @@ def test_layers_that_are_unlike_have_no_kernel(other: dict[str, Any]) -> None:
 
 STEP = "cuda/decode/step.cuh"
 FAULTS = {
-    "x in use is written to": (STEP, "    turn_x();\n    for (int first", "    for (int first"),
-    "states nobody is told of": (STEP, "product<D::HEAD, true>", "product<D::HEAD, false>"),
-    "states that nobody waits for": (STEP, "take<D::HEAD, true>", "take<D::HEAD, false>"),
+    "x in use is written to": (STEP, "    turn_x();\n    for (int pair", "    for (int pair"),
+    "states nobody is told of": (STEP, "product<D::HEAD, TELLS>", "product<D::HEAD, false>"),
+    "states that nobody waits for": (STEP, "take<D::HEAD, TELLS>", "take<D::HEAD, false>"),
     "weights in use before they are there": (
         STEP,
-        "wait_copies<D::SLOTS - 1>()",
-        "commit_copies()",
+        "wait_copies<D::DEPTH * D::GROUPS - 1>()",
+        "wait_copies<D::DEPTH * D::GROUPS + 1>()",
+    ),
+    "weights of the layer before": (STEP, "layer + D::DEPTH;", "layer + D::DEPTH - 1;"),
+    "weights in use are overwritten": (
+        STEP,
+        "        multiply<KIND, ORDERED>(chunk, layer);\n        sync_warp();\n",
+        "        multiply<KIND, ORDERED>(chunk, layer);\n",
     ),
     "a turn that is not over": (STEP, "(unsigned)a.turn + step + 1", "(unsigned)a.turn + 1"),
-    "a row of the block beside": (STEP, "task * PAIRS;", "(task ^ 1) * PAIRS;"),
+    "a row of the block beside": (STEP, "layer) + task;", "layer) + (task ^ 1);"),
     "sums that others still write": (
         STEP,
         "store_one(sums + unit(i), squares);\n    }\n    sync_block();",

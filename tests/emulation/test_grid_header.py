@@ -41,7 +41,10 @@ FAULTS = {
     "a post without its number": ("(unsigned long long)number << 32 | turn", "turn"),
     "a post that tells nothing": ("st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"),
     "a take that learns nothing": ("ld.acquire.gpu.global.u64", "ld.relaxed.gpu.global.u64"),
-    "a number of another turn": ("(unsigned)seen[i] == turn", "(unsigned)seen[i] <= turn"),
+    "a number of another turn": ("(unsigned)seen[i][0] == turn", "(unsigned)seen[i][0] <= turn"),
+    "a second number of another turn": ("(unsigned)seen[i][EACH - 1] == turn", "true"),
+    "a second number that is the first": ("(seen[i][n] >> 32)", "(seen[i][0] >> 32)"),
+    "a pair that learns nothing": ("ld.acquire.gpu.global.v2", "ld.relaxed.gpu.global.v2"),
     "every post is the first": ('"l"(words + at), "l"(word)', '"l"(words), "l"(word)'),
     "a take beyond the end": ("(at[i] >= 0) << i", "(N > 0) << i"),
     "a take that ends with its first": ("missing &= ~(1u << i)", "missing = 0"),
@@ -96,10 +99,10 @@ DEVICE void gather(const Given& a) {
   }
   store_one(a.out + (rank * N + t), come ? sum : 7777777u);
 }
-// The same by posts, of which each thread takes three at a time; the last of every step is ordered,
-// and with it what a thread wrote beside.
+// The same by posts, of which each thread takes three at a time, or in every other step two pairs;
+// with them is told what a thread wrote beside.
 DEVICE void trade(const Given& a) {
-  constexpr int N = 64, BLOCKS = 4, ALL = BLOCKS * N, EACH = 3;
+  constexpr int N = 64, BLOCKS = 4, ALL = BLOCKS * N, EACH = 3, PAIRS = 2;
   const Posts posts{a.posts};
   Arena arena;
   const sptr<unsigned> all = arena.take<unsigned>(ALL);
@@ -111,7 +114,16 @@ DEVICE void trade(const Given& a) {
     sync_block();
     const int turns = step % 2 * ALL;
     posts.template put<true>(turns + rank * N + t, step + 1, sum);
-    for (int first = t; first < ALL; first += EACH * N) {
+    for (int first = 2 * t; step % 2 && first < ALL; first += 2 * PAIRS * N) {
+      unsigned numbers[2 * PAIRS];
+      int places[PAIRS];
+      for (int i = 0; i < PAIRS; i++)
+        places[i] = first + 2 * i * N < ALL ? turns + first + 2 * i * N : -1;
+      posts.template take<PAIRS, true, 2>(numbers, places, step + 1);
+      for (int i = 0; i < 2 * PAIRS; i++)
+        if (places[i / 2] >= 0) store_one(all + (first + i / 2 * 2 * N + i % 2), numbers[i]);
+    }
+    for (int first = t; step % 2 == 0 && first < ALL; first += EACH * N) {
       unsigned numbers[EACH];
       int places[EACH];
       for (int i = 0; i < EACH; i++) places[i] = first + i * N < ALL ? turns + first + i * N : -1;

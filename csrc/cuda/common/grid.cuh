@@ -69,20 +69,23 @@ struct Posts {
   }
 
   // Waits for the words at N places, which are asked for at the same time; a place below 0 is none.
-  template <int N, bool ORDERED = false>
-  DEVICE void take(unsigned (&numbers)[N], const int (&at)[N], unsigned turn) const {
+  // EACH words stand side by side and are asked for at once: 1, or 2 at an even place.
+  template <int N, bool ORDERED = false, int EACH = 1>
+  DEVICE void take(unsigned (&numbers)[N * EACH], const int (&at)[N], unsigned turn) const {
     unsigned missing = 0, begin = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) missing |= (unsigned)(at[i] >= 0) << i;
     for (unsigned looks = 1; missing; looks++) {
-      unsigned long long seen[N];
+      unsigned long long seen[N][EACH];
 #pragma unroll
       for (int i = 0; i < N; i++)
-        if (missing >> i & 1) seen[i] = look<ORDERED>(at[i]);
+        if (missing >> i & 1) look<ORDERED>(seen[i], at[i]);
 #pragma unroll
       for (int i = 0; i < N; i++)
-        if (missing >> i & 1 && (unsigned)seen[i] == turn) {
-          numbers[i] = (unsigned)(seen[i] >> 32);
+        if (missing >> i & 1 && (unsigned)seen[i][0] == turn &&
+            (unsigned)seen[i][EACH - 1] == turn) {
+#pragma unroll
+          for (int n = 0; n < EACH; n++) numbers[i * EACH + n] = (unsigned)(seen[i][n] >> 32);
           missing &= ~(1u << i);
         }
       if (looks % LOOKS) continue;
@@ -95,13 +98,30 @@ struct Posts {
 
  private:
   template <bool ORDERED>
-  DEVICE unsigned long long look(int at) const {
-    unsigned long long word;
+  DEVICE void look(unsigned long long (&word)[1], int at) const {
     if constexpr (ORDERED)
-      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(words + at) : "memory");
+      asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                   : "=l"(word[0])
+                   : "l"(words + at)
+                   : "memory");
     else
-      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(words + at) : "memory");
-    return word;
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                   : "=l"(word[0])
+                   : "l"(words + at)
+                   : "memory");
+  }
+  template <bool ORDERED>
+  DEVICE void look(unsigned long long (&word)[2], int at) const {
+    if constexpr (ORDERED)
+      asm volatile("ld.acquire.gpu.global.v2.u64 {%0, %1}, [%2];"
+                   : "=l"(word[0]), "=l"(word[1])
+                   : "l"(words + at)
+                   : "memory");
+    else
+      asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                   : "=l"(word[0]), "=l"(word[1])
+                   : "l"(words + at)
+                   : "memory");
   }
 };
 

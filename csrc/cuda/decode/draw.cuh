@@ -46,6 +46,16 @@ struct DrawRoom {
         ends(arena.take<float>(1)) {}
 };
 
+// How many logits of every PARTS-th value are such, from `begin` on.
+template <class G, class Such>
+DEVICE int count(const DrawRoom<G>& room, int begin, int end, const Such& such) {
+  int n = 0;
+#pragma unroll 8
+  for (int value = begin; value < end; value += G::PARTS)
+    n += such(load_one(room.logits + value), value);
+  return n;
+}
+
 // Draws one value: `read` tells a value's logit, `write` takes the value, in one thread. All
 // threads of a block come here, THREADS or more of them; a barrier has to stand before the next
 // call.
@@ -66,16 +76,13 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
   const float x = mine < V ? load_one(room.logits + mine) : 0.0f;
   int rank = 0;
   if (mine < V) {
-    // The values of this warp; which is smaller has to be asked of them alone.
-    const int low = thread_index() / 32 * 32 / PARTS, high = low + 32 / PARTS < V ? low + 32 / PARTS : V;
-    const auto count = [&](int begin, int end, const auto& before) {
-#pragma unroll 8
-      for (int other = begin + part; other < end; other += PARTS)
-        rank += before(load_one(room.logits + other), other);
-    };
-    count(0, low, [&](float y, int) { return y >= x; });
-    count(low, high, [&](float y, int other) { return y > x || (y == x && other < mine); });
-    count(high, V, [&](float y, int) { return y > x; });
+    // Which of two is smaller has to be asked of the values of this warp alone.
+    const int low = thread_index() / 32 * 32 / PARTS;
+    const int high = low + 32 / PARTS < V ? low + 32 / PARTS : V;
+    rank = count<G>(room, part, low, [&](float y, int) { return y >= x; }) +
+           count<G>(room, high + part, V, [&](float y, int) { return y > x; }) +
+           count<G>(room, low + part, high,
+                    [&](float y, int other) { return y > x || (y == x && other < mine); });
   }
 #pragma unroll
   for (int mask = 1; mask < PARTS; mask *= 2) rank += shuffle_xor(rank, mask);

@@ -217,14 +217,14 @@ struct Decode {
         y[i / ROWS][i % ROWS] += shuffle_xor(y[i / ROWS][i % ROWS], mask);
     }
     if (lane > 0) return;
-    const int to = D::posts(KIND, layer) + task * PAIRS;
+    const int to = D::posts(KIND, layer) + task;
     if constexpr (T == 2) {
       posts.template put<ORDERED>(to, turn(), pack_bf16(y[0][0], y[1][0]));
     } else {
 #pragma unroll
       for (int pair = 0; pair < PAIRS; pair++)
         posts.template put<ORDERED>(
-            to + pair, turn(),
+            to + pair * D::line(KIND), turn(),
             pack_bf16(y[0][2 * pair], 2 * pair + 1 < ROWS ? y[0][2 * pair + 1] : 0.0f));
     }
   }
@@ -240,26 +240,25 @@ struct Decode {
   // Shows every number of a matrix's outputs to `put(text, output, number)`.
   template <int KIND, bool ORDERED = false, class Put>
   DEVICE void take(int layer, const Put& put) const {
-    constexpr int N = 2, WORDS = D::words(KIND), T = D::at_once(KIND);
+    constexpr int N = 2, TASKS = D::tasks(KIND), WORDS = PAIRS * TASKS, T = D::at_once(KIND);
     for (int first = thread_index(); first < WORDS; first += N * THREADS) {
       unsigned words[N];
       int at[N];
 #pragma unroll
-      for (int i = 0; i < N; i++)
-        at[i] = first + i * THREADS < WORDS ? D::posts(KIND, layer) + first + i * THREADS : -1;
+      for (int i = 0; i < N; i++) {
+        const int word = first + i * THREADS;
+        at[i] = -1;
+        if (word < WORDS)
+          at[i] = D::posts(KIND, layer) + word / TASKS * D::line(KIND) + word % TASKS;
+      }
       posts.template take<N, ORDERED>(words, at, turn());
 #pragma unroll
       for (int i = 0; i < N; i++) {
-        const int word = first + i * THREADS;
+        const int word = first + i * THREADS, text = word / TASKS * 2, output = word % TASKS * T;
         if (word >= WORDS) continue;
-        if constexpr (T == 2) {
-          put(0, 2 * word, half(words[i], false));
-          if (2 * word + 1 < D::outputs(KIND)) put(0, 2 * word + 1, half(words[i], true));
-        } else {
-          const int output = word / PAIRS, text = word % PAIRS * 2;
-          put(text, output, half(words[i], false));
-          if (text + 1 < ROWS) put(text + 1, output, half(words[i], true));
-        }
+        put(text, output, half(words[i], false));
+        if (T == 2 && output + 1 < D::outputs(KIND)) put(0, output + 1, half(words[i], true));
+        if (T == 1 && text + 1 < ROWS) put(text + 1, output, half(words[i], true));
       }
     }
   }
@@ -344,15 +343,16 @@ struct Decode {
   template <int KIND>
   DEVICE void add_branch(int i, int layer) {
     constexpr int EACH = D::at_once(KIND) == 2 ? V / 2 : V;  // words of a vector
+    static_assert(EACH % 2 == 0, "words are asked for in pairs");
     const int text = unit(i) / Norm::WARPS;
     unsigned words[2 * EACH];
-    int at[2 * EACH];
+    int at[EACH];
 #pragma unroll
-    for (int n = 0; n < 2 * EACH; n++) {
-      const int c = column(i, n / EACH) + n % EACH * (V / EACH);
+    for (int n = 0; n < EACH; n++) {
+      const int c = column(i, 2 * n / EACH) + 2 * n % EACH * (V / EACH);
       at[n] = c < WIDTH ? D::posts(KIND, layer) + D::word(KIND, text, c) : -1;
     }
-    posts.template take<2 * EACH>(words, at, turn());
+    posts.template take<EACH, false, 2>(words, at, turn());
 #pragma unroll
     for (int chunk = 0; chunk < 2; chunk++) {
 #pragma unroll
@@ -467,19 +467,20 @@ struct Decode {
                 pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
   }
 
-  // x becomes the outputs of a layer's recurrence, of which a thread takes two at once.
+  // x becomes the outputs of a layer's recurrence, of which a thread takes two words at once.
   DEVICE void take_reads(int layer) {
-    constexpr int N = 2 / D::READS_OF_WORD;
+    constexpr int EACH = 2 * D::READS_OF_WORD;
     turn_x();
-    for (int pair = thread_index(); pair < ROWS * D::MIXED / 2; pair += THREADS) {
-      unsigned words[N];
-      int at[N];
-#pragma unroll
-      for (int i = 0; i < N; i++) at[i] = D::reads(layer) + pair * N + i;
-      posts.template take<N>(words, at, turn());
-      if constexpr (N == 2) words[0] = words[0] & 0xffffu | words[1] << 16;
-      const int text = 2 * pair / D::MIXED, channel = 2 * pair % D::MIXED;
-      store_one(cast<unsigned>(x + (text * D::MOST_INPUTS + channel)), words[0]);
+    for (int pair = thread_index(); 2 * pair < D::READ_WORDS; pair += THREADS) {
+      unsigned words[2];
+      const int at[1] = {D::reads(layer) + 2 * pair};
+      posts.template take<1, false, 2>(words, at, turn());
+      const int text = EACH * pair / D::MIXED, channel = EACH * pair % D::MIXED;
+      const sptr<bf16> to = x + (text * D::MOST_INPUTS + channel);
+      if constexpr (EACH == 4)
+        store_words(cast<unsigned>(to), words);
+      else
+        store_one(cast<unsigned>(to), words[0] & 0xffffu | words[1] << 16);
     }
     sync_block();
   }

@@ -109,9 +109,10 @@ struct DecodeConfig : Model_ {
 
   // ---- the words that blocks post: two numbers each, of two outputs or of two texts
 
-  HD static constexpr int words(int kind) { return tasks(kind) * PAIRS; }
+  // A line of words for every two texts, or for one; each begins at an even place.
+  HD static constexpr int line(int kind) { return round_up(tasks(kind), 2); }
   HD static constexpr int word(int kind, int text, int output) {
-    return at_once(kind) == 2 ? output / 2 : output * PAIRS + text / 2;
+    return at_once(kind) == 2 ? output / 2 : text / 2 * line(kind) + output;
   }
   HD static constexpr bool is_high(int kind, int text, int output) {
     return at_once(kind) == 2 ? output % 2 : text % 2;
@@ -121,7 +122,7 @@ struct DecodeConfig : Model_ {
   static constexpr int READ_WORDS = ROWS * MIXED / READS_OF_WORD;
   HD static constexpr int before(int kind) {
     int sum = READ_WORDS;
-    for (int i = 0; i < kind; i++) sum += words(i);
+    for (int i = 0; i < kind; i++) sum += PAIRS * line(i);
     return sum;
   }
   HD static constexpr int reads(int layer) { return layer * before(PER_LAYER); }

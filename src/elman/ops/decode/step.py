@@ -117,9 +117,10 @@ class StepConfig:
         reads = self.rows * self.mixed // (2 if self.tile.staged_vector % 2 == 0 else 1)
         outputs = (outputs for outputs, _ in self.matrices)
         of_layer = reads + sum(
-            math.ceil(count / 2) if self.rows == 1 else count * pairs for count in outputs
+            _round(math.ceil(count / 2) if self.rows == 1 else count, 2) * pairs
+            for count in outputs
         )
-        return one.layers * of_layer + one.values * pairs
+        return one.layers * of_layer + _round(one.values, 2) * pairs
 
     @property
     def shared_bytes(self) -> int:
