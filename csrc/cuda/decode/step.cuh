@@ -34,7 +34,7 @@ struct Decode {
   sptr<float> sums, between;  // [B, warps of a norm], [B, BETWEEN]
   sptr<float> logits;         // [B, VALUES]
   const DrawRoom<typename D::Draw> room;
-  sptr<unsigned char> rows;   // of matrices: [DEPTH layers, ROW_BYTES], those of the head
+  sptr<unsigned char> rows;  // of matrices: [DEPTH layers, ROW_BYTES], those of the head
   Arena of_warp;
   float stream[D::UNITS][2][V];  // as add_norm.cuh deals rows to threads
   int slot = 0, step = 0;        // slot: of the present layer's rows
@@ -68,11 +68,11 @@ struct Decode {
                        MLP_NORM = 6, MLP_IN = 7, MLP_OUT = 8, PARAM = 9;
   static_assert(D::LAYER_WORDS == PARAM + PARAMS, "the words of DecodeLayer");
   HD static constexpr int matrix_word(int kind) {
-    return kind == D::OUT               ? OUT_PROJ
-           : kind == D::MLP_IN          ? MLP_IN
-           : kind == D::MLP_OUT         ? MLP_OUT
+    return kind == D::OUT                ? OUT_PROJ
+           : kind == D::MLP_IN           ? MLP_IN
+           : kind == D::MLP_OUT          ? MLP_OUT
            : D::CELLS && kind == D::CELL ? CELL_PROJ
-                                        : IN_PROJ;
+                                         : IN_PROJ;
   }
 
   DEVICE const void* of_layer(int layer, int word) const {
@@ -126,8 +126,8 @@ struct Decode {
   }
   template <int KIND>
   DEVICE sptr<unsigned char> room_of(int chunk, int slot) const {
-    const int first = KIND == D::HEAD ? D::DEPTH * D::ROW_BYTES
-                                      : slot * D::ROW_BYTES + D::row_bytes_before(KIND);
+    const int first =
+        KIND == D::HEAD ? D::DEPTH * D::ROW_BYTES : slot * D::ROW_BYTES + D::row_bytes_before(KIND);
     return rows + (first + place(chunk) * D::task_bytes(KIND));
   }
 
@@ -332,8 +332,7 @@ struct Decode {
         if (c >= WIDTH) continue;
         float y[V];
 #pragma unroll
-        for (int e = 0; e < V; e++)
-          y[e] = stream[i][chunk][e] * (rstd * gain[i][chunk][e]);
+        for (int e = 0; e < V; e++) y[e] = stream[i][chunk][e] * (rstd * gain[i][chunk][e]);
         store<V, bf16>(x + (text * D::MOST_INPUTS + c), y);
       }
     }
@@ -590,12 +589,10 @@ struct Decode {
       sync_block();
       const long long at = (long long)step * ROWS + text;
       const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
-      draw_one<typename D::Draw>(room, a.sampling, uniform[text], logit,
-                                 [&](int value) {
-                                   store_one(tokens + text, value);
-                                   if (block == 0)
-                                     store_one((long long*)a.drawn + at, (long long)value);
-                                 });
+      draw_one<typename D::Draw>(room, a.sampling, uniform[text], logit, [&](int value) {
+        store_one(tokens + text, value);
+        if (block == 0) store_one((long long*)a.drawn + at, (long long)value);
+      });
     }
     sync_block();
   }

@@ -24,7 +24,7 @@ struct DecodeArgs {
   void *states[2], *pasts[2];
   const void *uniform, *last;  // fp32 [steps, B], int64 [B]
   void* drawn;                 // int64 [steps, B]
-  void* posts;  // 8 bytes for every number that blocks hand over, zeros before the first
+  void* posts;            // 8 bytes for every number that blocks hand over, zeros before the first
   long long steps, turn;  // turn: steps before this launch
   Sampling sampling;
   double eps;
