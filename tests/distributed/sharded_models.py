@@ -1,4 +1,4 @@
-"""Two ranks that compare sharded models with whole ones; forks of one process that imported torch.
+"""Two ranks that compare models they share, a row each, with whole ones; forks of one process.
 
 Called with names of models; each rank prints one JSON object for each model.
 """
@@ -16,6 +16,8 @@ import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from elman.config.compose import compose_config
 from elman.distributed.sharding import shard_model
@@ -40,35 +42,59 @@ def _built(name: str) -> LanguageModel:
     return build_model(config, backend=backend, device="cpu", allow_slow=True)
 
 
-def _step(model: LanguageModel) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return the loss of a second chunk and its gradients, as a training step computes them."""
-    tokens = torch.arange(2 * 2 * 6).reshape(2, 2, 6) * 7 % 256
-    model.begin_step()
-    _, states = model.loss(tokens[0])
-    loss, _ = model.loss(tokens[1], [{k: v.detach() for k, v in s.items()} for s in states])
+def _step(model: Any, rows: slice) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of a second chunk and its gradients, as a training step computes them.
+
+    Args:
+        model: The model, or DistributedDataParallel around it.
+        rows: Which of the two rows it learns from.
+    """
+    tokens = torch.arange(2 * 2 * 6).reshape(2, 2, 6)[:, rows] * 7 % 256
+    own = model.module if isinstance(model, DistributedDataParallel) else model
+    own.begin_step()
+    _, states = own.loss(tokens[0])
+    states = [{k: v.detach() for k, v in s.items()} for s in states]
+    if own is model:
+        loss, _ = model.loss(tokens[1], states)
+    else:
+        loss, _ = model(tokens[1][:, :-1], states, targets_bt=tokens[1][:, 1:])
     loss.backward()
-    return float(loss), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
 
 
-def _by_hand(model: LanguageModel, mesh: Any) -> None:
+def _by_elman(model: LanguageModel, mesh: Any) -> LanguageModel:
+    shard_model(model, mesh)
+    return model
+
+
+def _by_hand(model: LanguageModel, mesh: Any) -> LanguageModel:
     """Cut a model as its user would."""
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return model
+
+
+def _copied(model: LanguageModel, mesh: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model)
 
 
 def compare(name: str, mesh: Any) -> dict[str, float]:
-    """Return how far the losses and gradients of sharded models are from a whole one's."""
-    loss, gradients = _step(_built(name))
+    """Return how far ranks with a row each are from a whole model with both rows."""
+    loss, gradients = _step(_built(name), slice(None))
+    ways: dict[str, Any] = {"by elman": _by_elman, "by hand": _by_hand}
+    if " of " in name:
+        ways["copied"] = _copied
     found = {}
-    for how, cut in {"by elman": shard_model, "by hand": _by_hand}.items():
-        model = _built(name)
-        cut(model, mesh)
-        other, sharded = _step(model)
-        assert sharded.keys() == gradients.keys(), name
-        apart = [float((sharded[n].full_tensor() - g).norm()) for n, g in gradients.items()]
+    for how, shared in ways.items():
+        own = slice(mesh.get_rank(), mesh.get_rank() + 1)
+        other, mine = _step(shared(_built(name), mesh), own)
+        torch.distributed.all_reduce(other)
+        assert mine.keys() == gradients.keys(), name
+        full = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in mine.items()}
+        apart = [float((full[n] - g).norm()) for n, g in gradients.items()]
         size = [float(g.norm()) for g in gradients.values()]
-        found[how] = max(abs(other - loss), sum(apart) / sum(size))
+        found[how] = max(abs(float(other / 2 - loss)), sum(apart) / sum(size))
     return found
 
 
