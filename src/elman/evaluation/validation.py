@@ -9,23 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from elman.data.ahead import Rows
 from elman.data.windows import NO_TOKEN, TokenRows
 from elman.evaluation.metrics import bits_per_byte
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
-from elman.ops.common.precision import wide_dtype
 
 Stoppable = Callable[[], contextlib.AbstractContextManager[None]]
 Scored = NDArray[np.uint8] | TokenRows
 """Rows to score: bytes [b, t+1], or other tokens."""
 Progress = Callable[[int], None]
 """Called with how much was predicted so far."""
-
-LOGITS_LIMIT = 2**26
-"""Most logits at a time in scoring tokens: 256 MiB in fp32."""
 
 
 def silent(predicted: int) -> None:
@@ -146,8 +141,7 @@ def _nats_of_tokens(
 ) -> tuple[Tensor, list[State]]:
     """Return the summed nats of the predicted tokens, in fp64, and the states behind them.
 
-    Logits of a large vocabulary take much memory, so that rows pass in parts of the time, each
-    from the states of the part before. A row that has ended passes tokens that do not count.
+    A row that has ended passes tokens that do not count.
     """
     ids_bt1 = to_device(rows.ids_bn, device).long()
     inputs_bt, targets_bt = ids_bt1[:, :-1].clamp(min=0), ids_bt1[:, 1:]
@@ -155,14 +149,5 @@ def _nats_of_tokens(
         read_b1 = to_device(rows.read_b, device)[:, None]
         places_t = torch.arange(targets_bt.shape[1], device=device)
         targets_bt = targets_bt.masked_fill(places_t < read_b1, NO_TOKEN)
-    part = max(1, LOGITS_LIMIT // (len(ids_bt1) * model.embedding.shape[0]))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    carried: list[State] = states or []
-    for inputs, targets in zip(inputs_bt.split(part, 1), targets_bt.split(part, 1), strict=True):
-        logits_btv, carried = model(inputs, carried or None)
-        wide = logits_btv.to(wide_dtype(logits_btv.dtype)).flatten(0, 1)
-        nats_n = functional.cross_entropy(
-            wide, targets.flatten(), ignore_index=NO_TOKEN, reduction="none"
-        )
-        total += nats_n.double().sum()
-    return total, carried
+    nats_bt, carried = model(inputs_bt, states, targets_bt=targets_bt.clamp(min=0), each=True)
+    return nats_bt.double().masked_fill(targets_bt == NO_TOKEN, 0).sum(), carried

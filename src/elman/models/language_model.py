@@ -26,7 +26,7 @@ from elman.models.state import State, zeroed
 from elman.models.wavefront import Flow
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.common.transforms import transformed
-from elman.ops.cross_entropy import chunk_of, mean_in_chunks
+from elman.ops.cross_entropy import chunk_of, mean_in_chunks, nats_in_chunks
 from elman.ops.linear import Weights, linear
 from elman.sections.tasks import IGNORED
 
@@ -117,6 +117,7 @@ class LanguageModel(nn.Module):
         resets_bt: Tensor | None = None,
         *,
         targets_bt: Tensor | None = None,
+        each: bool = False,
     ) -> tuple[Tensor, list[State]]:
         """Predict the next token at every position.
 
@@ -127,10 +128,12 @@ class LanguageModel(nn.Module):
                 ``reset_after``: every layer forgets what came before. None is nowhere.
             targets_bt: The tokens to predict, int64; then the mean loss takes the place of the
                 logits, which are never whole (:mod:`elman.ops.cross_entropy`). None is none.
+            each: Whether the nats of each target take the place of their mean, as a constant.
 
         Returns:
-            Logits [B, T, vocabulary] in the compute dtype, or the loss of :meth:`loss`, and the
-            states after the last token (the given states if there are no tokens).
+            Logits [B, T, vocabulary] in the compute dtype, or the loss of :meth:`loss`, or nats
+            [B, T] in its dtype, and the states after the last token (the given states if there are
+            no tokens).
 
         Raises:
             ValueError: the tokens are not whole numbers [B, T] of the vocabulary, or the states
@@ -157,6 +160,9 @@ class LanguageModel(nn.Module):
                 return linear(x_btd, self.embedding), carried
             x_nd, targets_n = x_btd.flatten(0, 1), targets_bt.flatten()
             chunk = self.chunk_of(len(x_nd)) or len(x_nd)
+            if each:
+                nats_n = nats_in_chunks(x_nd, self.embedding, targets_n, chunk)
+                return nats_n.view_as(targets_bt), carried
             return mean_in_chunks(x_nd, self.embedding, targets_n, chunk), carried
 
     def loss(

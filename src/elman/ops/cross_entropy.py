@@ -78,14 +78,22 @@ def mean_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: in
     """
     loss: Tensor
     if not torch.is_grad_enabled():
-        loss = _pass(x_nd, weight_vd, targets_n, chunk, of_x=False, of_weight=False).loss
+        loss = _mean(nats_in_chunks(x_nd, weight_vd, targets_n, chunk))
     else:
         loss = _InChunks.apply(x_nd, weight_vd, targets_n, chunk)  # type: ignore[no-untyped-call]
     return loss
 
 
+def nats_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int) -> Tensor:
+    """Return the cross entropy of each position in nats, [n], as a constant.
+
+    The dtype and the arguments are those of :func:`mean_in_chunks`.
+    """
+    return _pass(x_nd, weight_vd, targets_n, chunk, of_x=False, of_weight=False).nats_n
+
+
 class _Passed(NamedTuple):
-    loss: Tensor
+    nats_n: Tensor
     dx_nd: Tensor
     dweight_vd: Tensor
 
@@ -97,7 +105,7 @@ class _InChunks(torch.autograd.Function):
         passed = _pass(x_nd, weight_vd, targets_n, chunk, of_x=of_x, of_weight=of_weight)
         ctx.save_for_backward(passed.dx_nd, passed.dweight_vd)
         ctx.dtypes = x_nd.dtype, weight_vd.dtype
-        return passed.loss
+        return _mean(passed.nats_n)
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -127,7 +135,7 @@ def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
 def _pass(
     x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int, *, of_x: bool, of_weight: bool
 ) -> _Passed:
-    """Return the loss, and the gradients of a loss of 1: of the input, of the weight, or empty."""
+    """Return the nats, and the gradients of their mean: of the input, of the weight, or empty."""
     dtype = compute_dtype(x_nd, x_nd.dtype)
     padded = is_padded(x_nd, weight_vd)
     with torch.no_grad(), no_autocast(x_nd):
@@ -151,7 +159,7 @@ def _pass(
                 torch.mm(dlogits_cv, copy_vd, out=dx_nd[own])
             if of_weight:
                 _add_product(dweight_vd, dlogits_cv.T, x_nd[own])
-        return _Passed(_mean(nats_n), dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd))
+        return _Passed(nats_n, dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd))
 
 
 def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, positions: int, out: Tensor) -> Tensor:
