@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -25,18 +28,18 @@ SETTINGS = (*E1, "train.steps=2", "data.path=text.txt", "log.trackio=true", "hyd
 
 
 @pytest.fixture
-def trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Put the stand-in into the place of trackio; return it."""
+def trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Put the stand-in into the place of trackio; yield it."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_bytes(TEXT)
     for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(STUB)
     module = importlib.import_module("trackio")
-    monkeypatch.setitem(sys.modules, "trackio", module)
     module.failing.clear()
     module.runs.clear()
-    return module
+    yield module
+    del sys.modules["trackio"]
 
 
 @pytest.fixture
@@ -128,6 +131,24 @@ def test_a_failure_costs_no_run(elman: Elman, trackio: ModuleType, what: str, wa
     assert (result["status"], result["trackio"]["problem"]) == ("ok", "the service is gone")
 
 
+def test_what_it_warns_of_is_one_line_and_stands_in_the_result(
+    elman: Elman, trackio: ModuleType
+) -> None:
+    trackio.failing["log"] = trackio.complain
+    status, said = elman(*SETTINGS)
+    assert status == 0
+    lines = [line for line in said.splitlines() if "could not write" in line]
+    assert lines == ["warning: Trackio: could not write"]
+    assert result_of("run")["trackio"]["problem"] == "could not write"
+
+
+def test_a_project_without_a_name_is_refused_before_the_start(elman: Elman) -> None:
+    status, said = elman(*SETTINGS, "log.trackio_project=' '")
+    assert (status, said.count("\n")) == (2, 1)
+    assert "log.trackio_project: names nothing" in said
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_a_failure_at_the_end_costs_nothing(
     elman: Elman, trackio: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str
@@ -158,3 +179,23 @@ def test_the_package_keeps_the_numbers(
         }
     losses = {(step, value) for step, name, value in recorded("run") if name == "step/loss"}
     assert losses <= kept
+
+
+@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+def test_the_package_adds_no_lines_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    (tmp_path / "file").touch()
+    for place, expected in (("there", 0), ("file/no-folder", 1)):
+        settings = [*SETTINGS[:-1], f"hydra.run.dir=run-{expected}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "elman", *settings],
+            env=os.environ | {"TRACKIO_DIR": str(tmp_path / place)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout + done.stderr
+        assert "Run finished" not in said
+        assert "UserWarning" not in said
+        assert said.count("warning: Trackio: ") == expected

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +29,14 @@ def check_installed(log: LogConfig) -> None:
     Raises:
         UserError: it is.
     """
-    if log.trackio and find_spec("trackio") is None:
+    if not log.trackio:
+        return
+    if find_spec("trackio") is None:
         raise UserError(
             "log.trackio=true: trackio is not installed; type pip install 'elman[trackio]'"
         )
+    if not log.trackio_project.strip():
+        raise UserError("log.trackio_project: names nothing; type log.trackio_project=<name>")
 
 
 class Trackio(Writer):
@@ -50,6 +55,9 @@ class Trackio(Writer):
         self._problem: str | None = None
         self._named = {"project": config.log.trackio_project, "name": own_name(folder)}
         self._run: Any = None
+        self._heard: list[str] = []
+        self._show = warnings.showwarning
+        warnings.showwarning = self._hear
         try:
             import trackio
 
@@ -70,6 +78,7 @@ class Trackio(Writer):
 
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         """Report numbers of one step."""
+        self._pass_on()
         if self._run is not None:
             known = {name: value for name, value in values.items() if value is not None}
             self._run.log(known, step=step)
@@ -80,16 +89,48 @@ class Trackio(Writer):
 
     def fill(self, result: RunResult) -> None:
         """Set project, name, and what went wrong."""
+        self._pass_on()
         result.trackio = {**self._named, "problem": self._problem}
 
     def finish(self, *, failed: bool) -> None:
         """Write or send the rest, for a minute at most."""
-        if self._run is None:
-            return
-        with contextlib.redirect_stdout(io.StringIO()):
-            problem = done_in_time(self._run.finish, "elman-trackio", lambda: None)
-        if problem is not None:
-            self._say(f"warning: Trackio: {problem}")
+        if self._run is not None:
+            with contextlib.redirect_stdout(io.StringIO()):
+                problem = done_in_time(self._run.finish, "elman-trackio", lambda: None)
+            self._pass_on()
+            _forget_run()
+            if problem is not None:
+                self._say(f"warning: Trackio: {problem}")
+        warnings.showwarning = self._show
+
+    def _hear(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        """Keep a warning of Trackio, which often comes from its own threads; show any other."""
+        if "trackio" in Path(filename).parts:
+            self._heard.append(first_line(Exception(message)))
+        else:
+            self._show(message, category, filename, lineno, file, line)
+
+    def _pass_on(self) -> None:
+        """Say what Trackio has warned of."""
+        while self._heard:
+            self._problem = self._heard.pop(0)
+            self._say(f"warning: Trackio: {self._problem}")
+
+
+def _forget_run() -> None:
+    """Keep Trackio from finishing its run once more, with a line, when the process ends."""
+    with contextlib.suppress(Exception):
+        from trackio import context_vars
+
+        context_vars.current_run.set(None)
 
 
 def own_name(folder: Path) -> str:
