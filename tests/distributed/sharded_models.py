@@ -30,10 +30,18 @@ SMALL = ("model.dim=128", "model.depth=2")
 
 
 def _built(name: str) -> LanguageModel:
-    """Build a model; "NAME of N" has a vocabulary of N tokens, and its loss in chunks."""
+    """Build a model.
+
+    "NAME of N" has a vocabulary of N tokens, and its loss in chunks; "NAME+CELL+..." has a layer of
+    its own cell, and one of each other.
+    """
     torch.manual_seed(1)
     name, _, vocabulary = name.partition(" of ")
-    config = compose_config([f"model={name}", *SMALL]).model
+    name, *others = name.split("+")
+    small = SMALL if not others else (f"model.dim=128 model.depth={len(others) + 1}".split())
+    placed = ",".join(f"{{cell:{cell},at:{at}}}" for at, cell in enumerate(others, 1))
+    small = [*small, *([f"model.layers=[{placed}]"] if others else [])]
+    config = compose_config([f"model={name}", *small]).model
     if vocabulary:
         config = config.with_vocabulary(int(vocabulary))
         cross_entropy.MOST_LOGITS = 4 * int(vocabulary)

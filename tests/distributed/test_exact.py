@@ -54,6 +54,13 @@ def test_a_loss_in_chunks_has_the_same_bits_on_one_two_and_four_ranks(ranks) -> 
     same(one, four)
 
 
+def test_a_mixed_stack_has_the_same_bits_on_one_and_two_ranks_also_when_they_change(ranks) -> None:
+    stack = ("model.layers=[e88,{cell:llama,context:8},gru]", "model.depth=3")
+    one = ranks(1, *EXACT, *stack, "train.val_every=null", "train.steps=2", folder="one")
+    parts = ranks(2, *EXACT, *stack, "train.val_every=null", "train.steps=1", folder="parts")
+    same(one, ranks(1, f"train.resume={parts.folder}", "train.steps=2", folder="parts"))
+
+
 @pytest.mark.slow
 def test_without_exactness_ranks_share_the_same_rows(ranks) -> None:
     one, two = ranks(1, folder="one"), ranks(2, folder="two")

@@ -51,6 +51,10 @@ def test_a_sharded_model_of_each_engine_has_the_gradients_of_the_whole_one() -> 
     assert_equal(compared(QUICK))
 
 
+def test_a_sharded_mixed_stack_has_the_gradients_of_the_whole_one() -> None:
+    assert_equal(compared(["e88_tiny+llama+e1+mingru+rwkv7+gru"]))
+
+
 def test_a_shared_model_of_a_large_vocabulary_has_the_gradients_of_the_whole_one() -> None:
     found = compared(["e1 of 1000"])
     assert_equal(found)
