@@ -17,9 +17,9 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.add_norm.reference import EPS
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES, words_of
+from elman.ops.common.unit_text import unit_text_of
 
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""
 _VECTOR = 4  # numbers: 16 bytes of fp32
@@ -192,27 +192,18 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     """
     g = tile_config
     numbers = f"{g.width}, {g.vector}, {_NUMBERS // g.vector}, {g.warps}"
-    kernels = {
-        "forward": "G::THREADS, G::BLOCKS",
-        "backward": "G::THREADS, G::BLOCKS",
-        "finish": "32 * G::SLICES, 1",
-    }
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/add_norm/add_norm.cuh"',
-            f"using G = elman::AddNormTileConfig<{CUDA_TYPES[g.branch]}, {CUDA_TYPES[g.out]}, "
-            f"{numbers}>;",
-            layout_assertions("elman::AddNormArgs", AddNormArgs)
-            + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")
-            + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),
-            *(
-                f"ELMAN_KERNEL(add_norm_{name}, {bounds}, elman::AddNormArgs, "
-                f"elman::add_norm_{name}<G>(a))"
-                for name, bounds in kernels.items()
-            ),
-            "",
-        ]
+    types = f"{CUDA_TYPES[g.branch]}, {CUDA_TYPES[g.out]}"
+    return unit_text_of(
+        "add_norm",
+        f"elman::AddNormTileConfig<{types}, {numbers}>",
+        AddNormArgs,
+        {"BLOCKS": g.blocks, "SLICES": _SLICES},
+        {
+            "add_norm_forward": "G::THREADS, G::BLOCKS",
+            "add_norm_backward": "G::THREADS, G::BLOCKS",
+            "add_norm_finish": "32 * G::SLICES, 1",
+        },
+        device,
     )
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.causal_conv.inputs import Inputs
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.unit_text import unit_text_of
 
 """Dtypes of the sequences, with their C++ names; taps and bias are fp32."""
 MOST_TAPS = 8
@@ -177,32 +177,19 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     """
     g = config
     flags = f"{str(g.silu).lower()}, {str(g.resets).lower()}"
-    widths = ", ".join(map(str, g.widths))
-    kernels = {
-        "forward": f"G::THREADS, {_FORWARD_BLOCKS}",
-        "backward": f"G::THREADS, {_BACKWARD_BLOCKS}",
-        "finish": "32 * G::SLICES, 1",
-    }
+    sizes = ", ".join(map(str, (g.taps, g.vector, *g.widths)))
     stated = {"THREADS": _THREADS, "STEPS": _STEPS, "SLICES": _SLICES}
-    stated["COLUMN_BLOCKS"] = g.column_blocks
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/causal_conv/causal_conv.cuh"',
-            f"using G = elman::CausalConvTileConfig<{CUDA_TYPES[g.dtype]}, {g.taps}, {g.vector}, "
-            f"{widths}, {flags}>;",
-            layout_assertions("elman::CausalConvArgs", CausalConvArgs)
-            + "".join(
-                same(f"G::{name}", value, f"cuda.py has {value} for G::{name}")
-                for name, value in stated.items()
-            ),
-            *(
-                f"ELMAN_KERNEL(causal_conv_{name}, {bounds}, elman::CausalConvArgs, "
-                f"elman::causal_conv_{name}<G>(a))"
-                for name, bounds in kernels.items()
-            ),
-            "",
-        ]
+    return unit_text_of(
+        "causal_conv",
+        f"elman::CausalConvTileConfig<{CUDA_TYPES[g.dtype]}, {sizes}, {flags}>",
+        CausalConvArgs,
+        stated | {"COLUMN_BLOCKS": g.column_blocks},
+        {
+            "causal_conv_forward": f"G::THREADS, {_FORWARD_BLOCKS}",
+            "causal_conv_backward": f"G::THREADS, {_BACKWARD_BLOCKS}",
+            "causal_conv_finish": "32 * G::SLICES, 1",
+        },
+        device,
     )
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.unit_text import unit_text_of
 
 _VECTOR_BYTES = 16
 _WARPS, _SLICES = 8, 16  # as in csrc/cuda/column_sum/column_sum.cuh
@@ -88,23 +88,14 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         config: What is computed how.
         device: Header that says what the kernels ask of the machine.
     """
-    kernels = {"parts": "G::THREADS", "finish": "32 * G::SLICES"}
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/column_sum/column_sum.cuh"',
-            f"using G = elman::ColumnSumTileConfig<{CUDA_TYPES[config.read]}, {config.width}, "
-            f"{config.vector}>;",
-            layout_assertions("elman::ColumnSumArgs", ColumnSumArgs)
-            + same("G::WARPS", _WARPS, f"cuda.py has {_WARPS} for G::WARPS")
-            + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),
-            *(
-                f"ELMAN_KERNEL(column_sum_{name}, {threads}, 1, elman::ColumnSumArgs, "
-                f"elman::column_sum_{name}<G>(a))"
-                for name, threads in kernels.items()
-            ),
-            "",
-        ]
+    g = config
+    return unit_text_of(
+        "column_sum",
+        f"elman::ColumnSumTileConfig<{CUDA_TYPES[g.read]}, {g.width}, {g.vector}>",
+        ColumnSumArgs,
+        {"WARPS": _WARPS, "SLICES": _SLICES},
+        {"column_sum_parts": "G::THREADS, 1", "column_sum_finish": "32 * G::SLICES, 1"},
+        device,
     )
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching, multiprocessors
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.unit_text import unit_text_of
 from elman.ops.silu_gate.cuda import as_rows
 
 if TYPE_CHECKING:
@@ -171,29 +171,17 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     g = config
     types = ", ".join(CUDA_TYPES[dtype] for dtype in (g.y, g.gate, g.out))
     numbers = f"{g.width}, {g.heads}, {g.vector}, {g.chunks}, {g.lanes}"
-    kernels = {
-        "forward": "G::THREADS, G::BLOCKS",
-        "backward": "G::THREADS, G::BLOCKS",
-        "finish": "32 * G::SLICES, 1",
-    }
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/head_norm/head_norm.cuh"',
-            f"using G = elman::HeadNormTileConfig<{types}, elman::HeadGate::{_ACTS[g.act]}, "
-            f"{numbers}>;",
-            layout_assertions("elman::HeadNormArgs", HeadNormArgs)
-            + same("G::ROWS", g.rows, f"cuda.py has {g.rows} for G::ROWS")
-            + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")
-            + same("G::WARPS", _WARPS, f"cuda.py has {_WARPS} for G::WARPS")
-            + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),
-            *(
-                f"ELMAN_KERNEL(head_norm_{name}, {bounds}, elman::HeadNormArgs, "
-                f"elman::head_norm_{name}<G>(a))"
-                for name, bounds in kernels.items()
-            ),
-            "",
-        ]
+    return unit_text_of(
+        "head_norm",
+        f"elman::HeadNormTileConfig<{types}, elman::HeadGate::{_ACTS[g.act]}, {numbers}>",
+        HeadNormArgs,
+        {"ROWS": g.rows, "BLOCKS": g.blocks, "WARPS": _WARPS, "SLICES": _SLICES},
+        {
+            "head_norm_forward": "G::THREADS, G::BLOCKS",
+            "head_norm_backward": "G::THREADS, G::BLOCKS",
+            "head_norm_finish": "32 * G::SLICES, 1",
+        },
+        device,
     )
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.unit_text import unit_text_of
 
 _VECTOR, _PAIR = 8, 2  # channels of a thread
 _THREADS = 256
@@ -106,20 +106,13 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         device: Header that says what the kernels ask of the machine.
     """
     g = config
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/rotary/rotary.cuh"',
-            f"using G = elman::RotaryTileConfig<{CUDA_TYPES[g.dtype]}, {g.inner}, {g.channels}, "
-            f"{g.vector}>;",
-            layout_assertions("elman::RotaryArgs", RotaryArgs)
-            + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),
-            *(
-                f"ELMAN_KERNEL({name}, G::THREADS, 1, elman::RotaryArgs, elman::{name}<G>(a))"
-                for name in ("rotary_forward", "rotary_backward")
-            ),
-            "",
-        ]
+    return unit_text_of(
+        "rotary",
+        f"elman::RotaryTileConfig<{CUDA_TYPES[g.dtype]}, {g.inner}, {g.channels}, {g.vector}>",
+        RotaryArgs,
+        {"THREADS": _THREADS},
+        dict.fromkeys(("rotary_forward", "rotary_backward"), "G::THREADS, 1"),
+        device,
     )
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.native import CUDA_TYPES
+from elman.ops.common.unit_text import unit_text_of
 
 KERNELS = tuple(
     f"{what}_{way}"
@@ -103,20 +103,14 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         device: Header that says what the kernels ask of the machine.
     """
     g = config
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/silu_gate/silu_gate.cuh"',
-            f"using G = elman::SiluGateTileConfig<{CUDA_TYPES[g.state]}, {CUDA_TYPES[g.branch]}, "
-            f"{g.width}, {g.vector}>;",
-            layout_assertions("elman::SiluGateArgs", SiluGateArgs)
-            + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),
-            *(
-                f"ELMAN_KERNEL({name}, G::THREADS, 1, elman::SiluGateArgs, elman::{name}<G>(a))"
-                for name in KERNELS
-            ),
-            "",
-        ]
+    types = f"{CUDA_TYPES[g.state]}, {CUDA_TYPES[g.branch]}"
+    return unit_text_of(
+        "silu_gate",
+        f"elman::SiluGateTileConfig<{types}, {g.width}, {g.vector}>",
+        SiluGateArgs,
+        {"THREADS": _THREADS},
+        dict.fromkeys(KERNELS, "G::THREADS, 1"),
+        device,
     )
 
 

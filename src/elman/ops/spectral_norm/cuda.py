@@ -13,8 +13,8 @@ from functools import cache
 from torch import Tensor
 
 from elman.kernels.launching import Launch
-from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
+from elman.ops.common.unit_text import unit_text_of
 
 _VECTOR = 4  # numbers: 16 bytes of fp32
 _WARPS = 8  # as in csrc/cuda/spectral_norm/spectral_norm.cuh
@@ -113,20 +113,13 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         config: What is computed how.
         device: Header that says what the kernels ask of the machine.
     """
-    return "\n".join(
-        [
-            f'#include "{device}"',
-            '#include "cuda/spectral_norm/spectral_norm.cuh"',
-            f"using G = elman::SpectralNormTileConfig<{config.width}, {config.vector}>;",
-            layout_assertions("elman::SpectralNormArgs", SpectralNormArgs)
-            + same("G::WARPS", _WARPS, f"cuda.py has {_WARPS} for G::WARPS"),
-            *(
-                f"ELMAN_KERNEL(spectral_norm_{name}, G::THREADS, 1, elman::SpectralNormArgs, "
-                f"elman::spectral_norm_{name}<G>(a))"
-                for name in _KERNELS
-            ),
-            "",
-        ]
+    return unit_text_of(
+        "spectral_norm",
+        f"elman::SpectralNormTileConfig<{config.width}, {config.vector}>",
+        SpectralNormArgs,
+        {"WARPS": _WARPS},
+        {f"spectral_norm_{name}": "G::THREADS, 1" for name in _KERNELS},
+        device,
     )
 
 
