@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,24 @@ def stand_in(patch: Callable[[Any, str, Any], None], module: Any, emulate: Calla
     """
     patch(module, "LAUNCH", lambda *call: emulate(loaded, *call[:3]))
     poison(patch)
+
+
+def note_launches(patch: Callable[[Any, str, Any], None], module: Any) -> list[tuple[Any, str]]:
+    """Return a list that gets the config and the name of each kernel that a module launches later.
+
+    Args:
+        patch: As in :func:`poison`.
+        module: As in :func:`stand_in`.
+    """
+    noted: list[tuple[Any, str]] = []
+    run = module.LAUNCH
+
+    def launch(config: Any, wanted: Sequence[Launch], *rest: Any) -> None:
+        noted.extend((config, one.kernel) for one in wanted)
+        run(config, wanted, *rest)
+
+    patch(module, "LAUNCH", launch)
+    return noted
 
 
 def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) -> None:

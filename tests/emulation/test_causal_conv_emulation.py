@@ -165,17 +165,10 @@ def test_rows_share_the_sums_of_the_taps() -> None:
 
 @pytest.mark.parametrize(("shift", "vector"), [(0, 4), (4, 4), (1, 1)])
 def test_tensors_off_a_boundary_get_single_channels(monkeypatch, shift, vector) -> None:
-    used: set[int] = set()
-    run = cuda.LAUNCH
-
-    def noted(config, *rest) -> None:
-        used.add(config.vector)
-        run(config, *rest)
-
-    monkeypatch.setattr(cuda, "LAUNCH", noted)
+    launches = emulator.note_launches(monkeypatch.setattr, cuda)
     layout = Layout((4,), (8, 8), (4,))
     check(leaves(5, layout, shift=shift), layout)
-    assert used == {vector}
+    assert {config.vector for config, _ in launches} == {vector}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 67])

@@ -26,6 +26,7 @@ from tests.emulation.stretches import declare, rows
 pytestmark = pytest.mark.compiler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ALL = ["column_sum_parts", "column_sum_finish"]
 
 
 def emulate(
@@ -127,12 +128,11 @@ def test_under_autocast_all_but_the_bias_has_the_bits_of_pytorch() -> None:
 
 @pytest.mark.parametrize(("frozen", "launched"), [(0, 1), (1, 1), (2, 0)])
 def test_a_frozen_leaf_has_no_gradient(monkeypatch, frozen: int, launched: int) -> None:
-    leaves, used, run = leaves_of(FP32), [], cuda.LAUNCH
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: (used.append(call), run(*call)))
+    leaves, launches = leaves_of(FP32), emulator.note_launches(monkeypatch.setattr, cuda)
     leaves[frozen].requires_grad_(False)
     op.biased_linear(*leaves, backend="cuda").sum().backward()
     assert [one.grad is None for one in leaves] == [n == frozen for n in range(3)]
-    assert len(used) == launched
+    assert [kernel for _, kernel in launches] == ALL * launched
 
 
 def test_compilers_see_the_operators_of_pytorch() -> None:
@@ -150,15 +150,14 @@ def test_a_layer_computes_the_same_with_the_kernels(
     layer, x_btd = kind(24), torch.randn(2, 5, 24)
     for one in layer.parameters():
         torch.nn.init.normal_(one, std=0.3)
-    gradients, used, run = {}, [], cuda.LAUNCH
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: (used.append(call), run(*call)))
+    gradients, launches = {}, emulator.note_launches(monkeypatch.setattr, cuda)
     decide = op._in_a_kernel
     for backend in ("reference", "cuda"):
         monkeypatch.setattr(op, "_in_a_kernel", lambda *a, b=backend: decide(*a[:3], b))
-        assert not used
+        assert not launches
         outputs = layer(x_btd)[0]
         gradients[backend] = torch.autograd.grad(outputs.square().sum(), layer.parameters())
-    assert len(used) == sums
+    assert [kernel for _, kernel in launches] == ALL * sums
     for one, other in zip(*gradients.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 

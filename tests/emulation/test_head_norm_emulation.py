@@ -67,14 +67,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[cuda.TileConfig, str]]:
     """Let the kernels run on CPU tensors, with NaN wherever nothing was written; return them."""
     emulator.stand_in(monkeypatch.setattr, cuda, emulate)
     monkeypatch.setattr(cuda, "MULTIPROCESSORS", lambda device: 1)
-    noted, run = [], cuda.LAUNCH
-
-    def launch(config: cuda.TileConfig, wanted: Sequence[Launch], *rest: Any) -> None:
-        noted.extend((config, one.kernel) for one in wanted)
-        run(config, wanted, *rest)
-
-    monkeypatch.setattr(cuda, "LAUNCH", launch)
-    return noted
+    return emulator.note_launches(monkeypatch.setattr, cuda)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, shift: int = 0) -> Tensor:

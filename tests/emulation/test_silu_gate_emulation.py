@@ -123,17 +123,10 @@ def test_a_state_that_is_not_contiguous() -> None:
 
 @pytest.mark.parametrize(("shift", "vector"), [(0, 8), (8, 8), (1, 1)])
 def test_tensors_off_a_boundary_get_single_numbers(monkeypatch, shift, vector) -> None:
-    used: set[int] = set()
-    run = cuda.LAUNCH
-
-    def noted(config, *rest) -> None:
-        used.add(config.vector)
-        run(config, *rest)
-
-    monkeypatch.setattr(cuda, "LAUNCH", noted)
+    launches = emulator.note_launches(monkeypatch.setattr, cuda)
     shifted = [draw((2, 3, 80), BF16, shift=shift), draw((2, 3, 40), BF16, 1, shift)]
     check(shifted)
-    assert vector in used
+    assert vector in {config.vector for config, _ in launches}
 
 
 def test_a_gate_far_from_zero_stays_finite() -> None:
@@ -170,14 +163,7 @@ def test_a_layer_computes_the_same_with_the_kernels(monkeypatch, cell) -> None:
     layer = cell(24)
     x = torch.randn(2, 5, 24)
     plain, _ = layer(x)
-    used: list[str] = []
-    run = cuda.LAUNCH
-
-    def noted(config, wanted, *rest) -> None:
-        used.extend(one.kernel for one in wanted)
-        run(config, wanted, *rest)
-
-    monkeypatch.setattr(cuda, "LAUNCH", noted)
+    launches = emulator.note_launches(monkeypatch.setattr, cuda)
     in_a_kernel = op.in_a_cuda_kernel
     monkeypatch.setattr(op, "in_a_cuda_kernel", lambda _, *given: in_a_kernel("cuda", *given))
     found, _ = layer(x)
@@ -186,7 +172,7 @@ def test_a_layer_computes_the_same_with_the_kernels(monkeypatch, cell) -> None:
     pairs = ["split", "gate"] if cell is E1 else ["self_gate"]
     expected = [f"silu_{one}_forward" for one in pairs]
     expected += [f"silu_{one}_backward" for one in reversed(pairs)]
-    assert used == expected
+    assert [kernel for _, kernel in launches] == expected
     assert issubclass(cell, Mixer)
 
 

@@ -133,16 +133,16 @@ def test_compilers_see_the_operators_of_pytorch() -> None:
 def test_a_layer_computes_the_same_with_the_kernels(monkeypatch, cell) -> None:
     torch.manual_seed(2)
     layer, x_btd = cell(24, recurrent_norm="spectral"), torch.randn(2, 5, 24)
-    found, decide, used = [], op.in_a_kernel, []
-    run = cuda.LAUNCH
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: (used.append(call), run(*call)))
+    found, decide = [], op.in_a_kernel
+    launches = emulator.note_launches(monkeypatch.setattr, cuda)
     for backend in ("reference", "cuda"):
         monkeypatch.setattr(spectral_norm, "in_a_kernel", lambda *a, b=backend: decide(*a[:3], b))
         layer.zero_grad()
         layer(x_btd)[0].square().sum().backward()
         found.append(layer.recurrent.grad.clone())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-    assert len(used) == 2
+    ways = ("size", "forward", "along", "backward")
+    assert [kernel for _, kernel in launches] == [f"spectral_norm_{way}" for way in ways]
 
 
 # ---- planted faults
