@@ -5,7 +5,6 @@ A stand-in has the public functions of the package; with the package installed o
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sqlite3
@@ -16,30 +15,22 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from elman.training import trackio_writer, writer
 from tests.small_run import E1, TEXT, Elman, elman_said
+from tests.training.dashboards import failing, result_of, stand_in
 
-STUB = Path(__file__).parents[1] / "stubs" / "stub_trackio"
 SETTINGS = (*E1, "train.steps=2", "data.path=text.txt", "log.trackio=true", "hydra.run.dir=run")
 
 
 @pytest.fixture
 def trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Put the stand-in into the place of trackio; yield it."""
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_bytes(TEXT)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(STUB)
-    module = importlib.import_module("trackio")
-    module.failing.clear()
-    module.runs.clear()
-    yield module
-    del sys.modules["trackio"]
+    with stand_in("trackio", tmp_path, monkeypatch) as module:
+        module.runs.clear()
+        yield module
 
 
 @pytest.fixture
@@ -48,13 +39,7 @@ def elman(trackio: ModuleType, capfd: pytest.CaptureFixture[str]) -> Elman:
     return elman_said(capfd)
 
 
-def fail() -> None:
-    raise RuntimeError("the service is gone\nand more")
-
-
-def result_of(run: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(Path(run, "result.json").read_text())
-    return result
+fail = failing(RuntimeError("the service is gone\nand more"))
 
 
 def recorded(run: str) -> set[tuple[int, str, float]]:

@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from elman.training import weights_and_biases, writer
-from tests.small_run import E1, TEXT, Elman, elman_said
+from tests.small_run import E1, Elman, elman_said
+from tests.training.dashboards import failing, result_of, stand_in
 
-STUB = Path(__file__).parents[1] / "stubs" / "stub_wandb"
 SETTINGS = (*E1, "train.steps=2", "data.path=text.txt", "log.tensorboard=false", "log.wandb=true")
 
 
 @pytest.fixture
-def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Put the stand-in into the place of wandb, with a key; return it."""
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_bytes(TEXT)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(STUB)
-    module = importlib.import_module("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setenv("WANDB_API_KEY", "a key")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("NETRC", raising=False)
-    for known in (module.failing, module.sessions, module.finished):
-        known.clear()
-    monkeypatch.setattr(module, "mode", None)
-    return module
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Put the stand-in into the place of wandb, with a key; yield it."""
+    with stand_in("wandb", tmp_path, monkeypatch) as module:
+        monkeypatch.setenv("WANDB_API_KEY", "a key")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("NETRC", raising=False)
+        for known in (module.sessions, module.finished):
+            known.clear()
+        monkeypatch.setattr(module, "mode", None)
+        yield module
 
 
 @pytest.fixture
 def elman(wandb: ModuleType, capfd: pytest.CaptureFixture[str]) -> Elman:
     """Return ``elman(*arguments)``: exit status and what it said."""
     return elman_said(capfd)
-
-
-def failing(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
-
-
-def result_of(run: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(Path(run, "result.json").read_text())
-    return result
 
 
 @pytest.mark.required
