@@ -166,6 +166,12 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
         ("train.steps=1e400", "train.steps=1e400: expected"),
         ("model.dim=1e3", "model.dim=1e3: "),
         ("train.seed=99999999999", "train.seed=99999999999: must be at most 4294967295"),
+        ("model.depth=1e9", "model.depth=1e9: must be at most 10000"),
+        ("model.dropout=nan", "model.dropout=nan: expected a finite number"),
+        (
+            "optim.lr='1e-3'",
+            "optim.lr=1e-3: expected a number, and quotes make a text; drop the quotes",
+        ),
     ],
 )
 def test_an_error_repeats_the_number_that_was_typed(typed: str, line: str, capfd) -> None:

@@ -104,6 +104,10 @@ def test_the_count_of_the_file_is_not_expected_of_other_layers() -> None:
             "model.layers, entry 1: n_staet: cell e88 does not read it (did you mean n_state?)",
         ),
         (
+            ["model.layers=[fla_gdn,{cell:e88,att:3}]"],
+            "model.layers, entry 1: att: no such key; did you mean at?",
+        ),
+        (
             ["model.layers=[fla_gdn,{cell:e88,n_state:0}]"],
             "model.layers, entry 1: n_state=0: must be at least 1",
         ),

@@ -34,7 +34,9 @@ def test_eval_of_a_run_reproduces_its_val_bpb(train, capsys, optim: str) -> None
     capsys.readouterr()
     config = compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])
     assert eval_mode.run(PreparedRun(config)) == ExitStatus.OK
-    assert scored(capsys.readouterr().out) == pytest.approx(run.result["val_bpb"], abs=5e-5)
+    said = capsys.readouterr().out
+    assert scored(said) == pytest.approx(run.result["val_bpb"], abs=5e-5)
+    assert "the run's held-out text in windows of" in said
 
 
 def test_eval_of_a_file_counts_every_byte_once(train, tmp_path: Path, capsys) -> None:

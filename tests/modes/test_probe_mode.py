@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.probe.result import DEFINITIONS
+from elman.report.probe.views import views_of
+from elman.report.probe.write import print_and_write
 from tests.small_run import E1, TEXT, Elman, elman_said
 
 SMALL = ("mode=probe", "probe.length=256", "probe.documents=2")
@@ -39,6 +42,18 @@ def test_a_probe_writes_its_numbers_with_their_definitions_and_a_page(
         assert definition[:40].replace("'", "&#39;") in page
     assert 'id="probe-excess"' in page
     assert "useful length" in said
+
+
+def test_a_narrow_terminal_gets_whole_names_and_hears_what_is_left_out(run: Path, capsys) -> None:
+    assert main([*SMALL, f"probe.checkpoint={run}", f"hydra.run.dir={run.parent / 'p'}"]) == 0
+    capsys.readouterr()
+    views = views_of([json.loads((run.parent / "p" / "probe.json").read_text())])
+    print_and_write(Console(width=60), views, run.parent, paper=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "bits per byte" in lines[0]
+    assert lines[2].split("│")[0].strip() == "e1"
+    said = " ".join(lines)
+    assert "columns left out (terminal too narrow): interval" in said
 
 
 def test_a_paper_has_every_figure_and_the_table(run: Path, elman: Elman) -> None:

@@ -167,11 +167,14 @@ SETTINGS = {
         ("data.tokenizer=bpe",),
         "needs data.vocab_size, how many tokens are learned; type",
     ),
-    "small": (("data.tokenizer=bpe", "data.vocab_size=256"), "has no room for pairs of bytes"),
+    "small": (("data.tokenizer=bpe", "data.vocab_size=256"), "the first 256 are the bytes; type"),
+    "huge": (("data.tokenizer=bpe", "data.vocab_size=1e9"), "=1e9: must be at most 1048576"),
     "unread": (("data.vocab_size=300",), "read only with data.tokenizer=bpe"),
     "nothing": (("data.tokenizer=''",), "names nothing; type data.tokenizer=bytes"),
     "bytes": ((*TOKENS[:2], "train.bytes=1000"), "type train.steps=<number>"),
-    "no file": (("data.tokenizer=nowhere.json",), "No such file or directory; name a tokenizer"),
+    "no file": (("data.tokenizer=nowhere.json",), "no such file as nowhere.json; name a tokenizer"),
+    "near": (("data.tokenizer=BPE",), "no such file as BPE (did you mean bpe?); name"),
+    "a folder": (("data.tokenizer=/",), "no such file as /tokenizer.json; name"),
 }
 
 

@@ -92,8 +92,10 @@ def test_hash_tells_runs_apart_but_not_a_run_from_its_resumption() -> None:
 @pytest.mark.parametrize("root", ["file", "file/below"])
 def test_a_root_that_cannot_be_made_is_one_line(tmp_path: Path, root: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot make the run folder .* hydra\.run\.dir="):
+    with pytest.raises(UserError, match=r"cannot make this folder .* hydra\.run\.dir="):
         make_folder(tmp_path / root, "e1_0")
+    with pytest.raises(UserError, match=r"cannot make this folder .* hydra\.sweep\.dir="):
+        make_folder(tmp_path / root, "sweep", key="hydra.sweep.dir")
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["empty", "new"])

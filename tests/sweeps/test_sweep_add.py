@@ -69,7 +69,8 @@ def test_new_seeds_run_and_the_others_are_left_alone(elman: Elman, tmp_path: Pat
 
 def test_the_same_command_again_runs_nothing(elman: Elman, tmp_path: Path) -> None:
     elman(*FIRST)
-    elman(*ADD, "train.seed=3")
+    first = elman(*ADD, "train.seed=3")
+    assert "are ok already" not in first.output
     before = content(tmp_path / "sweep")
     ended = elman(*ADD, "train.seed=3")
     assert ended.status == 0
@@ -119,7 +120,7 @@ def test_a_sweep_stopped_half_way_is_a_report_and_grows(elman: Elman, tmp_path: 
     assert [status for _, _, status in jobs(sweep)] == ["nan", "ok", "ok"]
     assert ended.output.splitlines()[-1].startswith("to run the jobs that are not ok again: ")
     again = elman(*ADD, "train.steps=904", "train.seed=1")
-    assert "0 of 1 jobs are ok already" in again.output
+    assert "are ok already" not in again.output
     assert [status for _, _, status in jobs(sweep)] == ["nan", "ok", "ok"]
 
 
@@ -138,7 +139,7 @@ def test_a_sweep_whose_launcher_was_killed_grows(elman_process: Elman, tmp_path:
     ended = elman_process(*ADD, "model=e1", "train.seed=2,3")
     # What is asked for runs, new or not; the rest is left, and the last line says how it goes on.
     assert ended.status == 1
-    assert "0 of 2 jobs are ok already" in ended.output
+    assert "are ok already" not in ended.output
     left = [("e42", 1, "not started"), ("e42", 2, "not started")]
     assert jobs(sweep) == [("e1", 1, "ok"), ("e1", 2, "ok"), *left, ("e1", 3, "ok")]
     assert ended.output.splitlines()[-1].endswith(f"elman -m sweep.resume={sweep}")

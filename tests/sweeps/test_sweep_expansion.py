@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from elman.base.errors import UserError
-from elman.base.quoting import quoted, unquoted
+from elman.base.quoting import quoted, shell_line, unquoted
 from elman.sweeps.expand import expand
 
 
@@ -55,3 +57,8 @@ def test_a_sweep_without_end_is_refused() -> None:
 )
 def test_any_text_survives_quoting(text: str) -> None:
     assert unquoted(f"hydra.run.dir={quoted(text)}") == text
+    assert shlex.split(shell_line([text, "x"])) == [text, "x"]
+
+
+def test_a_word_with_single_quotes_stands_in_double_ones_for_a_shell() -> None:
+    assert shell_line(["e", "a='b c'", "it's $x"]) == "e \"a='b c'\" 'it'\"'\"'s $x'"

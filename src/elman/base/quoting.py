@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -19,7 +20,19 @@ def pasteable(key: str, text: str) -> str:
     """Return ``key=text``, quoted for the override grammar and for a shell."""
     if re.fullmatch(r"[\w./+-]+", text, flags=re.ASCII):
         return f"{key}={text}"
-    return shlex.quote(f"{key}={quoted(text)}")
+    return in_shell(f"{key}={quoted(text)}")
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Return the words of a command as a person pastes them into a shell."""
+    return " ".join(map(in_shell, words))
+
+
+def in_shell(word: str) -> str:
+    """Return ``word`` quoted for a shell: in double quotes if it has single ones."""
+    if "'" in word and not re.search(r'["$`\\!]', word):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 def as_override(value: object) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _FOLLOWER_SECONDS = 2.0
+_INTERRUPTED = "elman: interrupted"
 
 
 def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lambda: None) -> int:
@@ -43,11 +44,14 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
         before_run: Called after the job of this process is checked and imported; it returns when
             the job may run.
     """
-    from elman.base.crash import threads_told
-    from elman.base.output import lasting_output
-    from elman.base.signals import ending
-    from elman.base.typed_in import typed_here
-
+    try:
+        from elman.base.crash import threads_told
+        from elman.base.output import lasting_output
+        from elman.base.signals import ending
+        from elman.base.typed_in import typed_here
+    except KeyboardInterrupt:
+        print(_INTERRUPTED, file=sys.stderr)
+        return int(interrupted_status())
     with lasting_output(), ending(), threads_told(), typed_here():
         if argv is None:  # this process has no other status
             count_from_start_of_process()
@@ -97,7 +101,7 @@ def _interrupted() -> str:
     from elman.cli import session
 
     name = last_received()
-    line = "elman: interrupted" + (f" ({name})" if name else "")
+    line = _INTERRUPTED + (f" ({name})" if name else "")
     job = session.current().job
     if job is not None and job.config.mode == "probe":
         return f"{line}; the same command measures only what is missing"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elman.base.errors import UserError, did_you_mean, suggest
+from elman.base.errors import UserError, did_you_mean, nearest, suggest
 from elman.config.setting_mistakes import shown
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell, Value
-from elman.sections.layers import split_entry
+from elman.sections.layers import EVERY_ENTRY, split_entry
 
 _FORM = "expected a cell's name or {cell: e88, n_heads: 8}, with at: [5, 11] for single layers"
 
@@ -72,6 +72,7 @@ def _checked(
     cell, given = _cell(entry["cell"], number), split["options"]
     same = cell.name == model["cell"]
     try:
+        _refuse_misspelled(entry, cell)
         whole = cell.parse_options(model["dim"], {**options, **given} if same else given)
         cell.check_wrapper(model.get("wrapper", "rms"))
     except UserError as error:
@@ -80,6 +81,15 @@ def _checked(
     ratio = {"mlp_ratio": 0.0} if cell.own_norms else {}
     kept = {key: whole[key] for key in given} if same else whole
     return ratio | split | {"cell": cell.name, "options": kept}
+
+
+def _refuse_misspelled(entry: Mapping[str, Any], cell: Cell) -> None:
+    """Raise UserError on a key that is close to one of every entry, and to no option."""
+    for key in entry:
+        if key in cell.options or key in EVERY_ENTRY or nearest(key, cell.options):
+            continue
+        if meant := nearest(key, EVERY_ENTRY):
+            raise UserError(f"{key}: no such key; {suggest(meant)}")
 
 
 def _cell(name: str, number: int) -> Cell:

@@ -46,6 +46,7 @@ _TYPE_WORDS = {
     "list_type": "text or a list of texts",
     "finite_number": "a finite number",
 }
+_NUMBERS = ("int_type", "float_type")
 _BOUND_WORDS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -184,7 +185,17 @@ def _expected(problem: Any, key: str, of_section: bool) -> str:
     if kind == "string_type" and isinstance(value, bool | int | float):
         quoted = f"['{shown(value)}',...]" if _in_list(problem) else f"'{shown(value)}'"
         wording = f'{wording}; quote it: "{key}={quoted}"'
+    if kind in _NUMBERS and isinstance(value, str) and _is_number(value):
+        wording = f"{wording}, and quotes make a text; drop the quotes"
     return f"expected {wording}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first(error: ValidationError) -> Any:

@@ -169,8 +169,8 @@ class RunResult(Part):
     error: str | None = fact("why it ended, in one line; null if it ended well")
     contended: bool | None = number(
         "another process used the GPU during the run, or the machine's other work took more than a "
-        "tenth of the CPU time that the run's threads could use; null: nobody watched, as on a "
-        "shared GPU or in the first seconds"
+        "tenth of the CPU time that the run's threads could use; null: not measured, as on a "
+        "shared GPU or in a run of a few seconds"
     )
     jobs_per_gpu: Whole = number(
         "the most jobs of its sweep that used the GPU at a time (launcher.jobs_per_gpu); with more "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from elman.base import signals
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.phases import count_from_start_of_process
-from elman.base.quoting import quoted
+from elman.base.quoting import quoted, shell_line
 from elman.base.whole_file import rename
 from elman.launchers.outcome import ERROR
 from elman.launchers.start_order import order_to_start
@@ -230,4 +229,4 @@ def job_arguments(
 
 def job_command(hydra: Sequence[str], overrides: Sequence[str], config_flags: Sequence[str]) -> str:
     """Return the command that a user pastes to run one job of a sweep alone."""
-    return shlex.join(["elman", *job_arguments(hydra, overrides, config_flags)])
+    return shell_line(["elman", *job_arguments(hydra, overrides, config_flags)])

@@ -26,7 +26,6 @@ from elman.data.windows import (
     validation_windows,
 )
 from elman.devices.environment import choose_device
-from elman.evaluation.result import DEFINITIONS
 from elman.evaluation.validation import Scored, score, score_in_order
 from elman.models.language_model import LanguageModel
 from elman.modes.task_answers import print_answers
@@ -107,7 +106,8 @@ def _held_out(
         with ProgressBar("scoring", console, quiet=WAIT_SECONDS) as bar:
             show = partial(bar.show, total=total)
             bpb, predicted = score(model, scored, device, train.precision, show)
-    return bpb, predicted, DEFINITIONS["val_bpb"]
+    meaning = f"the run's held-out text in windows of {held_out.val_window}, each from zero state"
+    return bpb, predicted, meaning + _with_resets(trained)
 
 
 def _file(

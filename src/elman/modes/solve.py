@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from elman.base.consoles import table_console
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus
 from elman.base.live_line import QUIET_SECONDS, LiveLine
+from elman.base.quoting import shell_line
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
@@ -262,4 +262,4 @@ def training_command(config: RunConfig, answer: ModelConfig, typed: Sequence[str
     } | {name: (before.options[name], value) for name, value in after.options.items()}
     # Settings that equal those of the model's YAML are left out.
     changed = [f"model.{name}={new}" for name, (old, new) in sizes.items() if new != old]
-    return shlex.join(["elman", *overrides, *changed])
+    return shell_line(["elman", *overrides, *changed])

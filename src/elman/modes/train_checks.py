@@ -65,7 +65,8 @@ def require_room(folder: Path, model: LanguageModel) -> None:
         needs, left = different_sizes(needed, free)
         raise UserError(
             f"{folder}: a checkpoint needs at least {needs} and the disk has {left} "
-            "free; make room there, or name another disk with hydra.run.dir=<folder>"
+            "free; make room there, or name a folder on another disk with hydra.run.dir=<folder> "
+            "(of a sweep: hydra.sweep.dir=<folder>)"
         )
 
 

@@ -49,8 +49,19 @@ def run_name(config: RunConfig) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}_{config_hash(config)}"
 
 
-def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.now) -> Path:
+def make_folder(
+    root: Path,
+    name: str,
+    now: Callable[[], datetime] = datetime.now,
+    key: str = "hydra.run.dir",
+) -> Path:
     """Make and return ``root/<date>/<time with microseconds>_<name>``, which no other run has.
+
+    Args:
+        root: The folder for all of them.
+        name: What its name ends with.
+        now: Returns the time.
+        key: The setting that names another folder.
 
     Raises:
         UserError: the folder cannot be made there.
@@ -63,12 +74,12 @@ def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.no
             folder.mkdir()
         except FileExistsError as error:
             if not folder.is_dir():
-                raise _cannot_make(folder, error) from None
+                raise _cannot_make(folder, key, error) from None
             continue  # another run took this microsecond
         except FileNotFoundError:
             continue  # another run has just removed the date's folder, which it left empty
         except OSError as error:
-            raise _cannot_make(folder, error) from None
+            raise _cannot_make(folder, key, error) from None
         return folder.absolute()
     raise UserError(f"{root}: no free folder name after {_ATTEMPTS} attempts; check the clock")
 
@@ -95,7 +106,7 @@ def claim_folder(folder: Path, key: str, config: RunConfig | None = None) -> Pat
     except FileExistsError:
         raise _occupied(folder, key) from None
     except OSError as error:
-        raise _cannot_make(folder, error) from None
+        raise _cannot_make(folder, key, error) from None
     if any(path.name != run_files.LOCK for path in folder.iterdir()):
         (folder / run_files.LOCK).unlink()
         raise _occupied(folder, key)
@@ -116,7 +127,7 @@ def check_free(folder: Path, key: str) -> None:
     above = next(place for place in folder.absolute().parents if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         code = errno.EACCES if above.is_dir() else errno.ENOTDIR
-        raise _cannot_make(folder, OSError(code, os.strerror(code)))
+        raise _cannot_make(folder, key, OSError(code, os.strerror(code)))
 
 
 def discard_folder(folder: Path) -> None:
@@ -163,10 +174,10 @@ def _occupied(folder: Path, key: str) -> UserError:
     return UserError(f"{key}={folder}: is not empty; name a new folder or drop {key}")
 
 
-def _cannot_make(folder: Path, error: OSError) -> UserError:
+def _cannot_make(folder: Path, key: str, error: OSError) -> UserError:
     return UserError(
-        f"{folder}: cannot make the run folder ({error.strerror}); "
-        "start elman where you may write, or name a folder with hydra.run.dir=<folder>"
+        f"{folder}: cannot make this folder ({error.strerror}); "
+        f"start elman where you may write, or name a folder with {key}=<folder>"
     )
 
 

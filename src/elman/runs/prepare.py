@@ -277,7 +277,7 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
     """
     reads = MODES[config.mode].reads
     data = config.data
-    if "data" in reads and isinstance(data, DataConfig) and (data.path or data.val_path):
+    if "data" in reads and isinstance(data, DataConfig) and _names_files(data):
         from elman.data.text import check_data
 
         check_data(data, config.train.chunk_size, may_pack=may_pack)
@@ -295,6 +295,11 @@ def check_files(config: RunConfig, *, may_pack: bool) -> None:
             raise UserError(
                 f"{key}={place}: no such folder; name a run folder (outputs/...) or a checkpoint"
             )
+
+
+def _names_files(data: DataConfig) -> bool:
+    """Whether someone said what to read; an empty list, too, which is refused."""
+    return data.path is not None or data.val_path is not None
 
 
 def prepare_inside(sections: DictConfig) -> PreparedRun:

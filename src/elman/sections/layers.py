@@ -52,11 +52,14 @@ class LayerEntry(Section):
         return self.model_copy(update={"at": None})
 
 
+EVERY_ENTRY = frozenset(LayerEntry.model_fields) - {"options"}
+"""Keys that each entry may have, whatever its cell."""
+
+
 def split_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry as it is typed with the cell's options apart from the keys of every entry."""
-    keys = set(LayerEntry.model_fields) - {"options"}
-    options = {key: value for key, value in entry.items() if key not in keys}
-    return {key: value for key, value in entry.items() if key in keys} | {"options": options}
+    options = {key: value for key, value in entry.items() if key not in EVERY_ENTRY}
+    return {key: value for key, value in entry.items() if key in EVERY_ENTRY} | {"options": options}
 
 
 def stacked(entries: Sequence[LayerEntry], own: LayerEntry, depth: int) -> list[LayerEntry]:

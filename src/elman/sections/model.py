@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.layers import LayerEntry, stacked
 from elman.sections.layers import Value as Value
-from elman.sections.section import Count, NonNegative, Section
+from elman.sections.section import Count, NonNegative, Section, rounded
 
 Kind = TypeVar("Kind")
 DIM_ALIGNMENT = 128
@@ -37,7 +37,7 @@ class ModelConfig(Section):
     name: str
     cell: str
     dim: Count
-    depth: Count
+    depth: Annotated[int, rounded, Field(ge=1, le=10_000)]
     wrapper: Literal["rms", "legacy_ln"] = "rms"
     mlp_ratio: NonNegative = 0.0
     allow_unaligned: bool = False

@@ -18,6 +18,8 @@ SEPARATOR = b"\x1e"
 """The byte between two documents."""
 
 BYTE_VALUES = 256
+MOST_LEARNED = 2**20
+"""Most tokens that ``bpe`` learns: the package reserves memory for all of them."""
 BYTES, BPE, TIKTOKEN = "bytes", "bpe", "tiktoken:"
 """Values of ``data.tokenizer``, and how one begins; every other one names a file."""
 
@@ -91,8 +93,13 @@ class DataConfig(Section):
         if self.tokenizer == BPE and (self.vocab_size or 0) <= BYTE_VALUES:
             wrong = f"data.tokenizer={BPE}: needs data.vocab_size, how many tokens are learned"
             if self.vocab_size is not None:
-                wrong = f"data.vocab_size={self.vocab_size}: has no room for pairs of bytes"
+                wrong = (
+                    f"data.vocab_size={self.vocab_size}: {BPE} needs more than {BYTE_VALUES} "
+                    f"tokens, since the first {BYTE_VALUES} are the bytes"
+                )
             raise UserError(f"{wrong}; type data.tokenizer={BPE} data.vocab_size=8192")
+        if self.tokenizer == BPE and (self.vocab_size or 0) > MOST_LEARNED:
+            raise UserError(f"data.vocab_size={self.vocab_size}: must be at most {MOST_LEARNED}")
 
 
 def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:

@@ -6,12 +6,12 @@ checks it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
+from elman.base.quoting import shell_line
 from elman.config.compose import typed_overrides
 from elman.config.keys import UNTUNED, named_keys
 from elman.config.ranks import GPUS_PER_JOB, Where, check_ranks, starts_ranks
@@ -66,7 +66,7 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
     typed = [text for text in typed_overrides(tree, "task") if not _is_left_out(text)]
     arguments = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
     config = check_alone(tree, may_pack=False)
-    said = [shlex.join(["elman", *config_flags, *arguments])]
+    said = [shell_line(["elman", *config_flags, *arguments])]
     if builds_a_model(config) and not MODES[config.mode].in_process:
         known: dict[str, int] = {}
         params = count_params(config, known)

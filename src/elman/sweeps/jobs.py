@@ -204,4 +204,4 @@ def _folder(
         return None
     if typed:
         return claim_folder(request.folder, "hydra.sweep.dir")
-    return make_folder(request.folder, "sweep")
+    return make_folder(request.folder, "sweep", key="hydra.sweep.dir")

@@ -24,7 +24,7 @@ def jobs_left(
     the names of the jobs to follow.
     """
     todo = _unfinished(jobs, mode)
-    if jobs:
+    if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are {_done(jobs)} already", flush=True)
     folders = {job.number: job.folder for job in todo if job.folder is not None}
     queued = _in_queue({n: task for n, task in tasks.items() if n in folders})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from elman.base.errors import UserError
+from elman.base.errors import UserError, did_you_mean
 from elman.base.run_files import TOKENIZER
 from elman.data.files import ByteSource
 from elman.data.tokenizers.hugging_face import tokenizer_of_json
@@ -62,8 +62,11 @@ def named_tokenizer(setting: str) -> Tokenizer:
     except UnicodeDecodeError:
         raise UserError(f"{where}: not text; name a tokenizer.json") from None
     except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        what = f"no such file as {path}" if missing else error.strerror
+        hint = did_you_mean(setting, (BPE, BYTES)) if missing else ""
         raise UserError(
-            f"{where}: {error.strerror}; name a tokenizer.json, tiktoken:<name>, {BPE} or {BYTES}"
+            f"{where}: {what}{hint}; name a tokenizer.json, tiktoken:<name>, {BPE} or {BYTES}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -65,6 +66,8 @@ class Option:
     def _check_range(self, key: str, value: Any) -> None:
         if isinstance(value, bool | str):
             return
+        if not math.isfinite(value):
+            raise UserError(f"{key}={value}: expected a finite number")
         if self.minimum is not None and not value >= self.minimum:
             raise UserError(f"{key}={value}: must be at least {self.minimum:g}")
         if self.above is not None and not value > self.above:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elman.base.quoting import pasteable
+from elman.base.quoting import pasteable, shell_line
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import NOT_ENDED, Run, Source
 from elman.report.comparison.wins import Challenger, Group, Wins
@@ -98,7 +97,7 @@ def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
 def add_seeds(source: Source, seeds: Sequence[int], others: Iterable[str] = ()) -> str:
     """Return the command that adds runs with some seeds to a sweep, behind other overrides."""
     add = pasteable("sweep.add", str(source.folder))
-    return f"elman -m {add} {shlex.join([*others, _seeds_override(seeds)])}"
+    return f"elman -m {add} {shell_line([*others, _seeds_override(seeds)])}"
 
 
 def _seeds_override(seeds: Sequence[int]) -> str:

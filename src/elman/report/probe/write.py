@@ -22,6 +22,11 @@ PAGE = "probe.html"
 
 _OF_TABLE = 9
 """Columns of the summary that a page of paper has room for."""
+_SPARE = (
+    *("interval", "trained length", "params", "state bytes", "reset", "grow / die"),
+    *("costliest layer", "recall", "useful length", "longest half-life"),
+)
+"""Columns that a narrow terminal leaves out, the least important one first."""
 
 
 def print_and_write(console: Console, views: Sequence[View], folder: Path, *, paper: bool) -> bool:
@@ -33,7 +38,7 @@ def print_and_write(console: Console, views: Sequence[View], folder: Path, *, pa
         folder: Where the page goes.
         paper: Whether the figures and the table of a paper are written, too.
     """
-    terminal_table(summary(views)).print(console)
+    terminal_table(summary(views), _SPARE).print(console)
     for view in views:
         for part, problem in view.result.problems.items():
             say(console, f"{view.name}: {part} has no numbers: {problem}")

@@ -102,7 +102,7 @@ def contention(subject: Subject) -> Finding | None:
         return unequal("; ".join(reasons))
     silent = [run.name for run in runs if run.result is None or run.result.contended is None]
     if silent:
-        return unknown(f"nobody watched {named(silent)}")
+        return unknown(f"no measurement in {named(silent)}, as in runs of a few seconds")
     return equal("no other work was seen")
 
 
