@@ -105,6 +105,14 @@ def test_more_layers_of_one_cell_take_its_operations() -> None:
     assert both == pytest.approx(sum(each) / 2, rel=1e-12)
 
 
+def test_of_several_kinds_of_rwkv7_the_first_layer_alone_has_no_values_to_mix_in() -> None:
+    """Kinds that differ in nothing that costs operations cost what one kind does."""
+    other = RWKV7[:-1] + ",norm_eps:0.001}"
+    one, two = (f"[e1,{RWKV7},{last},{last}]" for last in (RWKV7, other))
+    assert len(config(two).parts()) == 3
+    assert forward_flops(config(two), range(32)) == forward_flops(config(one), range(32))
+
+
 def test_memory_is_that_of_the_layers() -> None:
     run = compose_config(["model=e1", "train.batch_size=4", "train.chunk_size=64"])
 

@@ -209,7 +209,7 @@ def test_a_resumed_run_cannot_change_it(tmp_path: Path, train, stored, asked) ->
     assert resumed_config(config, same, named).data.reset_at_documents is (stored or False)
 
 
-@pytest.mark.parametrize("model", ["mamba2", "fla-gdn", "llama", "gru", "lstm", "e23"])
+@pytest.mark.parametrize("model", ["mamba2", "fla-gdn", "llama", "e23"])
 def test_a_model_that_cannot_is_refused_before_anything_is_built(model: str) -> None:
     with pytest.raises(
         UserError,

@@ -90,16 +90,22 @@ def forward_flops(config: ModelConfig, row: range) -> float:
     """
     parts = config.parts()
     head = 2 * config.dim * config.vocab_size * len(row)  # every part by itself has one
-    return sum(_of_one_cell(part, row) for part in parts) - (len(parts) - 1) * head
+    cells = [part.cell for part in parts]
+    each = [_of_one_cell(part, row, part.cell in cells[:n]) for n, part in enumerate(parts)]
+    return sum(each) - (len(parts) - 1) * head
 
 
-def _of_one_cell(config: ModelConfig, row: range) -> float:
+def _of_one_cell(config: ModelConfig, row: range, follows: bool) -> float:
+    """Return the operations of one part by itself; whether it follows one of the same cell."""
     cell = registry.cell(config.cell)
-    few, layers = min(config.depth, _FEW_LAYERS), config.depth
+    # Layers of a cell differ only in whether they are the first.
+    few, layers = _FEW_LAYERS if follows else min(config.depth, _FEW_LAYERS), config.depth
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         each = _of_a_step(config, few)
-        if layers > few:  # layers differ only in whether they are the first
-            each += (layers - few) * (each - _of_a_step(config, few - 1))
+        if follows or layers > few:
+            further = each - _of_a_step(config, few - 1)
+            before = 2 * config.dim * config.vocab_size if follows else each - few * further
+            each = before + layers * further
     scans = 0.0
     if cell.scan_flops is not None:
         scans = layers * cell.scan_flops(config.dim, config.options, row)

@@ -29,13 +29,18 @@ def build(layer_type: type, **options):
     return layer
 
 
-def naive(layer, x: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def naive(
+    layer, x: Tensor, state: dict[str, Tensor], resets: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Step by step, gate by gate, in the order of PyTorch's rows."""
     weights = layer.rnn.weight_ih_l0, layer.rnn.weight_hh_l0
     biases = layer.rnn.bias_ih_l0, layer.rnn.bias_hh_l0
     outputs = []
     h, c = state["h"], state.get("c")
-    for step in (x @ layer.in_proj.T).unbind(1):
+    for t, step in enumerate((x @ layer.in_proj.T).unbind(1)):
+        if resets is not None:
+            keep = (~resets[:, t, None]).double()
+            h, c = h * keep, None if c is None else c * keep
         of_x = (step @ weights[0].T + biases[0]).split(layer.width, -1)
         of_h = (h @ weights[1].T + biases[1]).split(layer.width, -1)
         if c is None:
@@ -62,6 +67,25 @@ def test_outputs_states_and_gradients_are_those_of_the_equations(layer_type, sha
         assert final.keys() == state.keys()
         loss = y.sin().sum() + sum((tensor * tensor).sum() for tensor in final.values())
         grads = torch.autograd.grad(loss, [x, *state.values(), *layer.parameters()])
+        results.append([y, *final.values(), *grads])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@both
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("places", [[(0, 3), (1, 0), (1, 3), (1, 6)], "all", []], ids=str)
+def test_a_reset_cuts_states_and_gradients(layer_type, backend: str, places) -> None:
+    layer = build(layer_type, backend=backend)
+    x = torch.randn(2, 7, 10, dtype=torch.float64, requires_grad=True)
+    resets = torch.full((2, 7), places == "all")
+    for row, step in () if places == "all" else places:
+        resets[row, step] = True
+    first = {n: torch.randn(2, 15, dtype=torch.float64).requires_grad_() for n in layer.parts}
+    results = []
+    for y, final in (layer(x, first, resets), naive(layer, x, first, resets)):
+        loss = y.sin().sum() + sum((tensor * tensor).sum() for tensor in final.values())
+        grads = torch.autograd.grad(loss, [x, *first.values(), *layer.parameters()])
         results.append([y, *final.values(), *grads])
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT)

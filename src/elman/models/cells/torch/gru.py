@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell
-from elman.models.cells.torch.rnn_options import OPTIONS, no_resets, path
+from elman.models.cells.torch.rnn_options import OPTIONS, path
 
 CELL = Cell(
     name="gru",
@@ -18,7 +18,6 @@ CELL = Cell(
         "h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n))"
     ),
     source="vector-state specification 5.1; lm-and-training specification 5.4",
-    no_resets=no_resets,
     options=OPTIONS,
     backends=("torch", "cpu", "cuda"),
     rule=wide_enough,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell
-from elman.models.cells.torch.rnn_options import OPTIONS, no_resets, path
+from elman.models.cells.torch.rnn_options import OPTIONS, path
 
 CELL = Cell(
     name="lstm",
@@ -15,7 +15,6 @@ CELL = Cell(
         "h' = sigmoid(o) tanh(c')"
     ),
     source="vector-state specification 5.2; lm-and-training specification 5.4",
-    no_resets=no_resets,
     options=OPTIONS,
     backends=("torch", "cuda"),
     rule=wide_enough,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -74,12 +75,13 @@ class TorchRNN(Skeleton):
         """Return the shapes of the network's parts."""
         return dict.fromkeys(self.parts, (self.width,))
 
-    def forward(  # type: ignore[override]  # its cell says why it takes no resets
-        self, x_btd: Tensor, state: State | None = None
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         p_bti, first_bi = self._begin_network(x_btd, state)
-        h_bti, last_bi = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd))
+        backend = self.backend_for(x_btd)
+        h_bti, last_bi = self.run_over_time(p_bti, first_bi, backend, resets_bt)
         return self.project_out(h_bti), dict(zip(self.parts, last_bi, strict=True))
 
     def applied_decay(
@@ -90,10 +92,10 @@ class TorchRNN(Skeleton):
         It is the second gate of both networks: z of a GRU, f of an LSTM, which keeps c.
         """
         p_bti, first_bi = self._begin_network(x_btd, state)
-        h_bti, _ = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd))
+        h_bti, _ = self.run_over_time(p_bti, first_bi, self.backend_for(x_btd), resets_bt)
         wide = first_bi[0].dtype
         logit_bti = torch.zeros_like(p_bti, dtype=wide)
-        read = {"ih": p_bti, "hh": states_before(h_bti, first_bi[0], None)}
+        read = {"ih": p_bti, "hh": states_before(h_bti, first_bi[0], resets_bt)}
         for side, read_bti in read.items():
             weight, bias = (
                 self.rnn.get_parameter(f"{kind}_{side}_l0")[self.width : 2 * self.width]
@@ -109,7 +111,11 @@ class TorchRNN(Skeleton):
         return p_bti, [first_state(given.get(name), p_bti, self.width) for name in self.parts]
 
     def run_over_time(
-        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+        self,
+        p_bti: Tensor,
+        first_bi: Sequence[Tensor],
+        backend: str,
+        resets_bt: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run the network: on the dense engine, or PyTorch's own in what the engine does not know.
 
@@ -117,20 +123,25 @@ class TorchRNN(Skeleton):
             p_bti: Its input.
             first_bi: The state before the first step, in fp32 or wider.
             backend: Name of the layer's backend.
+            resets_bt: Whether the state of a row is zero before a step; None: never.
 
         Returns:
             Its output in the dtype of its input, and the state after the last step.
         """
         if backend != "torch" and (backend != "cuda" or p_bti.dtype in ENGINE_DTYPES):
-            h_bti, last_bi = self.run_on_engine(p_bti, first_bi, backend)
+            h_bti, last_bi = self.run_on_engine(p_bti, first_bi, backend, resets_bt)
             return h_bti.to(p_bti.dtype), last_bi
         first_1bi = tuple(part.to(p_bti.dtype).unsqueeze(0) for part in first_bi)
-        h_bti, last_1bi = self._run(p_bti, first_1bi)
+        h_bti, last_1bi = self._run(p_bti, first_1bi, resets_bt)
         wide = wide_dtype(p_bti.dtype)
         return h_bti, [part_1bi.squeeze(0).to(wide) for part_1bi in last_1bi]
 
     def run_on_engine(
-        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+        self,
+        p_bti: Tensor,
+        first_bi: Sequence[Tensor],
+        backend: str,
+        resets_bt: Tensor | None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run the network as a step of the dense engine; see :meth:`run_over_time`."""
         raise NotImplementedError
@@ -142,22 +153,31 @@ class TorchRNN(Skeleton):
 
     @uncompiled
     def _run(
-        self, p_bti: Tensor, first_1bi: tuple[Tensor, ...]
+        self, p_bti: Tensor, first_1bi: tuple[Tensor, ...], resets_bt: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run the network in the dtype of ``p_bti``, or in fp16."""
+        """Run the network in the dtype of ``p_bti``, or in fp16; from reset to reset."""
         if is_empty(p_bti):
             read = (p_bti, *self.rnn.parameters())
             h_bti, last_1bi = empty_results(p_bti.shape, p_bti.dtype, first_1bi, read)
             return h_bti, tuple(last_1bi)
         names = [name for name, _ in self.rnn.named_parameters()]
+        lengths = _lengths(resets_bt, p_bti.shape[1])
 
         def network(given: Sequence[Tensor]) -> Sequence[Tensor]:
             p_bti, *rest = given
-            first_1bi, weights = rest[: len(self.parts)], rest[len(self.parts) :]
-            first = tuple(first_1bi) if len(first_1bi) > 1 else first_1bi[0]
+            state_1bi, weights = rest[: len(self.parts)], rest[len(self.parts) :]
             named = dict(zip(names, weights, strict=True))
-            h_bti, last = torch.func.functional_call(self.rnn, named, (p_bti, first))
-            return h_bti, *((last,) if isinstance(last, Tensor) else last)
+            outputs, at = [], 0
+            for piece_bti in p_bti.split(lengths, dim=1):
+                if resets_bt is not None:
+                    reset_b1 = resets_bt[:, at, None]
+                    state_1bi = [part_1bi.masked_fill(reset_b1, 0) for part_1bi in state_1bi]
+                first = tuple(state_1bi) if len(state_1bi) > 1 else state_1bi[0]
+                h_bti, last = torch.func.functional_call(self.rnn, named, (piece_bti, first))
+                state_1bi = [last] if isinstance(last, Tensor) else [*last]
+                outputs.append(h_bti)
+                at += piece_bti.shape[1]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), *state_1bi
 
         # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss exceed.
         with no_autocast(p_bti):
@@ -187,7 +207,11 @@ class GRU(TorchRNN):
     parts = ("h",)
 
     def run_on_engine(
-        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+        self,
+        p_bti: Tensor,
+        first_bi: Sequence[Tensor],
+        backend: str,
+        resets_bt: Tensor | None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run the network as a step of the dense engine; see :meth:`TorchRNN.run_over_time`.
 
@@ -207,7 +231,8 @@ class GRU(TorchRNN):
         added_btk = bias_of_parts(p_bti, w_ki, bias_k, added, backend=backend)
         new_bti = biased_linear(p_bti, new_ii, new_b, backend=backend)
         inputs, recurrent = [added_btk, new_bti], [narrow(u_ki)]
-        return dense_recurrence("gru_reset_after", inputs, recurrent, first_bi, backend=backend)
+        given = "gru_reset_after", inputs, recurrent, first_bi
+        return dense_recurrence(*given, backend=backend, resets_bt=resets_bt)
 
 
 class LSTM(TorchRNN):
@@ -231,7 +256,11 @@ class LSTM(TorchRNN):
                 self.rnn.get_parameter(name)[self.width : 2 * self.width] = 1.0
 
     def run_on_engine(
-        self, p_bti: Tensor, first_bi: Sequence[Tensor], backend: str
+        self,
+        p_bti: Tensor,
+        first_bi: Sequence[Tensor],
+        backend: str,
+        resets_bt: Tensor | None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Run the network as a step of the dense engine; see :meth:`TorchRNN.run_over_time`."""
         w_ki, u_ki, b_k, d_k = self.weights()
@@ -239,10 +268,21 @@ class LSTM(TorchRNN):
             p_bti, _of_kernels(narrow(w_ki)), _of_kernels(b_k + d_k), backend=backend
         )
         recurrent_ki = _of_kernels(narrow(u_ki))
-        return dense_recurrence("lstm", [gates_btk], [recurrent_ki], first_bi, backend=backend)
+        given = "lstm", [gates_btk], [recurrent_ki], first_bi
+        return dense_recurrence(*given, backend=backend, resets_bt=resets_bt)
 
 
 def _of_kernels(gates: Tensor) -> Tensor:
     """Return the rows of PyTorch's gates, i, f, g, o, in the kernels' order f, i, o, g."""
     i, f, g, o = gates.chunk(4)
     return torch.cat([f, i, o, g])
+
+
+def _lengths(resets_bt: Tensor | None, steps: int) -> list[int]:
+    """Return how many steps to run at a time so that states are zeroed between two runs alone."""
+    if resets_bt is None:
+        return [steps]
+    if resets_bt.is_cuda:  # a CUDA graph cannot read where they are
+        return [1] * steps
+    cuts = resets_bt[:, 1:].any(dim=0).nonzero().flatten() + 1
+    return [end - begin for begin, end in pairwise([0, *cuts.tolist(), steps])]

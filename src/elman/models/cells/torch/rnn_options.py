@@ -18,11 +18,6 @@ OPTIONS = {
 }
 
 
-def no_resets(options: Mapping[str, Value]) -> str:
-    """Return why a row's state cannot be reset."""
-    return "PyTorch's own network carries its state through the whole row"
-
-
 def path(options: Mapping[str, Value], device_type: str, precision: str) -> str | None:
     """Return in words what computes the network.
 
