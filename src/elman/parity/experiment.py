@@ -22,6 +22,7 @@ from elman.models.build import layer_class
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
 from elman.models.state import State
+from elman.parity.seeded import gradients
 from elman.parity.shapes import Shape
 
 # Steps that lead to the first state, so that it is a state that the cell can really reach.
@@ -161,7 +162,7 @@ class Experiment:
             if out.requires_grad
         ]
         outs, incoming = zip(*differentiable, strict=True)
-        found = torch.autograd.grad(outs, list(inputs.values()), incoming, materialize_grads=True)
+        found = gradients(outs, list(inputs.values()), incoming)
         return {f"d {name}": grad for name, grad in zip(inputs, found, strict=True)}
 
 
@@ -230,7 +231,7 @@ def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     if y_btd.requires_grad:
         # All backward passes of a GPU have one thread, where kernels would compile one by one.
         with torch.autograd.set_multithreading_enabled(False):
-            torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
+            gradients([y_btd], [x_btd], [torch.zeros_like(y_btd)])
 
 
 def trained(layer: nn.Module) -> dict[str, Tensor]:

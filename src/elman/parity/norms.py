@@ -18,6 +18,7 @@ from elman.kernels.compiler import compiler_problem
 from elman.models.backends import AUTO, REFERENCE, TORCH, norm_backend
 from elman.ops.add_norm import cuda, op
 from elman.parity.experiment import EXACT, Run, autocast_for, poisoned
+from elman.parity.seeded import gradients
 
 NAME = "add_norm"
 """Name in the tables, in the place of a cell's name."""
@@ -105,12 +106,12 @@ class NormExperiment:
             if "branch" in leaves:
                 outputs["sum"] = total_btd
             reached = [name for name in outputs if name == "normed" or self.shape.carried]
-            gradients = torch.autograd.grad(
+            found = gradients(
                 [outputs[name] for name in reached],
                 list(leaves.values()),
                 [self._incoming[name].to(run.device, outputs[name].dtype) for name in reached],
             )
-        outputs |= {f"d {name}": grad for name, grad in zip(leaves, gradients, strict=True)}
+        outputs |= {f"d {name}": grad for name, grad in zip(leaves, found, strict=True)}
         return {name: tensor.detach().double().cpu() for name, tensor in outputs.items()}
 
     def rounding(self, exact: Run, own: Run) -> dict[str, float]:
