@@ -44,6 +44,42 @@ def test_a_run_is_columns_with_units_and_definitions(tmp_path: Path) -> None:
     assert run.settings["train.steps"] == 40
 
 
+def test_units_of_a_run_with_subword_tokens_are_tokens(tmp_path: Path) -> None:
+    tokenizer = {"name": "bpe of 300", "vocab_size": 300, "sha256": "0", "bytes_per_token": 2.0}
+    tokens = {"data": {"tokenizer": tokenizer}}
+    run = elman.read_run(make_run(tmp_path / "run", "model=e1", result=tokens))
+    assert run.result is not None
+    assert (run.result.units["tokens"], run.result.units["tok_s"]) == ("tokens", "tokens/s")
+    assert run.windows.units["tok_s"] == "tokens/s"
+    assert run.sessions.units["chunk_size"] == "tokens"
+    assert run.validations.units["val_tokens"] == "bytes"
+    assert run.result.units["val_tokens"] == "bytes"
+    # Without a result its settings say so.
+    named = ("data.tokenizer=bpe", "data.vocab_size=300")
+    begun = elman.read_run(make_run(tmp_path / "begun", "model=e1", *named, no_result=True))
+    assert begun.windows.units["tok_s"] == "tokens/s"
+    sweep = FakeSweep(tmp_path / "sweep")
+    sweep.job("model=e1", result={"loss": 1.5} | tokens)
+    assert elman.read_sweep(sweep.folder).runs.units["tok_s"] == "tokens/s"
+    sweep.job("model=e42", result={"loss": 1.25})
+    mixed = elman.read_sweep(sweep.folder).runs
+    assert "tok_s" not in mixed.units
+    assert "predicted tokens" in mixed.definitions["tok_s"]
+    assert mixed.units["val_bpb"] == "bits"
+
+
+def test_a_checkpoint_is_no_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "model=e1")
+    place = folder / "checkpoints" / "step-0000040"
+    place.mkdir(parents=True)
+    (place / "config.yaml").write_text((folder / "config.yaml").read_text())
+    (place / "meta.json").write_text("{}")
+    for inside in (place, place.parent):
+        with pytest.raises(UserError, match="no sweep and no training run"):
+            elman.read_run(inside)
+    assert elman.read_run(folder).status == "ok"
+
+
 def test_steps_that_a_resume_repeats_stand_there_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", losses=[5.0, 4.0, 3.0])
     again = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from elman.report.comparison.runs import (
 )
 from elman.report.comparison.tuned import tuning_of
 from elman.report.metrics_file import read_records
+from elman.sections.training import BYTES
 from elman.tuning.trials import Tuned
 
 _RESULT = dict(described(RunResult))
@@ -36,6 +37,8 @@ _NOT_SHOWN = {"definitions", "digests"}
 _COMPARED = {name for name, field in _RESULT.items() if field.is_number}
 _COMPARED |= {"config_hash", "started", "ended", "backend", "precision", "seconds"}
 _COMPARED |= {"loss_steps", "val_tokens", "val_step"}
+# What counts tokens, in a run where these are no bytes.
+_COUNTED = {"tokens", "tok_s", "chunk_size", "flops_per_byte"}
 # Settings that it has as columns of its own.
 _NAMED = {"model", "train.seed"}
 _OF_A_JOB = {
@@ -166,7 +169,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunData:
     if run.status == DAMAGED:
         raise UserError(f"{source.folder}: {run.reason}")
     kinds, _ = read_records(source.folder)
-    tables = {kind: _of_kind(kind, rows) for kind, rows in kinds.items()}
+    tables = {kind: _of_kind(kind, rows, run) for kind, rows in kinds.items()}
     return RunData(
         folder=source.folder,
         model=run.model,
@@ -243,7 +246,7 @@ def _result(run: Run) -> Facts | None:
     if run.recorded is None:
         return None
     values = _of_result(run.recorded)
-    return Facts(values, _known(values))
+    return Facts(values, _counted(_known(values), [run]))
 
 
 def _of_result(result: RunResult) -> dict[str, Any]:
@@ -263,6 +266,25 @@ def _known(names: Iterable[str]) -> dict[str, Described]:
     return known
 
 
+def _counted(known: Mapping[str, Described], runs: Sequence[Run]) -> dict[str, Described]:
+    """Return the same with the units of these runs, whose tokens may be no bytes.
+
+    A column in which some runs have bytes and others have tokens has no unit.
+    """
+    kinds = {_has_bytes(run) for run in runs}
+    fields = dict(known)
+    for name in _COUNTED & known.keys() if False in kinds else ():
+        unit = (fields[name].unit or "").replace("byte", "token") if len(kinds) == 1 else None
+        fields[name] = replace(fields[name], unit=unit)
+    return fields
+
+
+def _has_bytes(run: Run) -> bool:
+    if run.recorded is not None:
+        return run.recorded.data.tokenizer is None
+    return bool(run.section("data").get("tokenizer", BYTES) == BYTES)
+
+
 def _columns(
     rows: Sequence[Mapping[str, Any]], names: Iterable[str], known: Mapping[str, Described]
 ) -> Columns:
@@ -271,12 +293,12 @@ def _columns(
     return Columns({name: [row.get(name) for row in rows] for name in every}, known)
 
 
-def _of_kind(kind: str, rows: Sequence[Mapping[str, Any]]) -> Columns:
+def _of_kind(kind: str, rows: Sequence[Mapping[str, Any]], run: Run) -> Columns:
     known = dict(described(KINDS[kind])) if kind in KINDS else {}
     if kind == "test":
         text = "share of right answers on data.test_rows fixed rows of this length"
         known |= {name: Described(text, "share") for row in rows for name in row if " at " in name}
-    return _columns(rows, known, known)
+    return _columns(rows, known, _counted(known, [run]))
 
 
 def _of_runs(runs: Sequence[Run], tuned: Tuned | None) -> Columns:
@@ -290,7 +312,7 @@ def _of_runs(runs: Sequence[Run], tuned: Tuned | None) -> Columns:
     # A sweep without any result has the same columns.
     order = [*names, *swept, *_compared(RunResult(status=RunStatus.OK))]
     every = {*order, *(name for row in rows for name in row)} - swept.keys()
-    return _columns(rows, order, _known(every) | names)
+    return _columns(rows, order, _counted(_known(every) | names, runs))
 
 
 def _job(run: Run) -> dict[str, Any]:

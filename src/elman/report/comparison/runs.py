@@ -357,10 +357,10 @@ def task_of(run: Run) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run of ``mode=train``."""
+    """Whether a folder is that of a run of ``mode=train``; one of its checkpoints is none."""
     if any((folder / name).is_file() for name in (run_files.RESULT, run_files.METRICS)):
         return True
-    return _mode(folder) == "train"
+    return _mode(folder) == "train" and not (folder / run_files.META).is_file()
 
 
 def _mode(folder: Path) -> str | None:
