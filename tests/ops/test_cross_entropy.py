@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
+from elman.ops.common import padding
 from elman.ops.cross_entropy import MOST_LOGITS, chunk_of, mean_in_chunks, path
 from elman.parity.experiment import poisoned
 
@@ -128,6 +129,20 @@ def test_autocast_narrows_the_factors_and_nothing_else() -> None:
     assert {one.dtype for one in in_chunks} == {torch.float32}
     for one, other in zip(in_chunks, plain, strict=True):
         assert float((one - other).norm()) < 5e-3 * float(other.norm())
+
+
+@pytest.mark.parametrize(("vocabulary", "dim"), [(1003, 24), (1000, 21), (1003, 21)])
+def test_factors_filled_up_for_a_gpu_give_the_same_numbers(vocabulary, dim, monkeypatch) -> None:
+    """On a GPU zeros fill up a vocabulary and a width that are no multiples of 8."""
+    x_nd, weight_vd, targets_n = drawn(300, vocabulary, torch.bfloat16)
+    leaves = [one[:, :dim].clone().requires_grad_() for one in (x_nd, weight_vd)]
+    as_they_are = found(mean_in_chunks(*leaves, targets_n, 128), *leaves)
+    monkeypatch.setattr(padding, "DEVICE", "cpu")
+    with poisoned():
+        filled = found(mean_in_chunks(*leaves, targets_n, 128), *leaves)
+    for one, other in zip(filled, as_they_are, strict=True):
+        assert one.shape == other.shape
+        assert float((one - other).float().norm()) < 4e-3 * float(other.float().norm())
 
 
 def test_every_element_is_written() -> None:
