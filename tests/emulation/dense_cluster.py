@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from elman.ops.dense.cuda.cluster_config import ClusterConfig
 from elman.ops.dense.passes import Call, Gradients, Results, Saved, save
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import emulator
-from tests.emulation.stretches import declare, of_dense_cluster
+from tests.emulation.stretches import Stretch, declare, of_dense_cluster
 
 
 @dataclass
@@ -115,19 +116,31 @@ def config(
     return made
 
 
-def launcher(
-    library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
-) -> Callable[[ClusterConfig, Launch, cluster._KernelCall], None]:
-    """Return what stands in for a launch on a GPU.
+def launcher_of(
+    unit_text: Callable[[Any, tuple[str, ...]], str],
+    stretches_of: Callable[[Any, Any], Sequence[Stretch | None]],
+) -> Callable[..., Callable[[Any, Launch, Any], None]]:
+    """Return what makes the stand-ins for launches of clusters on a GPU.
+
+    It takes what compiles and loads a translation unit, and the seed of the order in which threads
+    run and words arrive.
 
     Args:
-        library: Compiles and loads a translation unit.
-        seed: Of the order in which threads run and words arrive.
+        unit_text: From a config and headers to a translation unit.
+        stretches_of: From arguments and config to what a launch may touch.
     """
 
-    def launch(config: ClusterConfig, wanted: Launch, call: cluster._KernelCall) -> None:
-        compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
-        declare(compiled, of_dense_cluster(call.args, config))
-        emulator.start(compiled, wanted, call.args, seed)
+    def launcher(
+        library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
+    ) -> Callable[[Any, Launch, Any], None]:
+        def launch(config: Any, wanted: Launch, call: Any) -> None:
+            compiled = library(unit_text(config, (emulator.CLUSTER_HEADER,)))
+            declare(compiled, stretches_of(call.args, config))
+            emulator.start(compiled, wanted, call.args, seed)
 
-    return launch
+        return launch
+
+    return launcher
+
+
+launcher = launcher_of(cluster.unit_text, of_dense_cluster)

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.dense.cuda import stepwise
-from elman.ops.dense.cuda.stepwise import StepConfig
 from tests.emulation import emulator
 from tests.emulation.stretches import Stretch, declare, of_dense_step
 
 _BACKWARD = ("dense_backward", "dense_candidate")
 
 
-def starter(
-    config: StepConfig,
-    call: stepwise._KernelCall,
-    library: Callable[[str], ctypes.CDLL] = emulator.loaded,
-) -> Callable[[Sequence[Launch]], None]:
-    """Return what stands in for a launch of kernels.
+def starter_of(
+    unit_text: Callable[[Any, str], str],
+    stretches_of: Callable[[Any, Any, str], Sequence[Stretch | None]],
+) -> Callable[..., Callable[[Sequence[Launch]], None]]:
+    """Return what makes the stand-ins for launches of an engine, as its ``STARTER`` does.
 
     Args:
-        config: What they are compiled for.
-        call: Whose arguments they read.
-        library: Compiles and loads a translation unit.
+        unit_text: From a config and a header to a translation unit.
+        stretches_of: From arguments, config and kernel to what it may touch.
     """
-    fast = config.io == torch.bfloat16
-    compiled = library(stepwise.unit_text(config, emulator.header_for(fast)))
 
-    def start(wanted: Sequence[Launch]) -> None:
-        for one in wanted:
-            backward = one.kernel in _BACKWARD
-            stretches = of_dense_step(call.args, config, backward=backward)
-            check_room(stretches, call.kept)
-            declare(compiled, stretches)
-            emulator.start(compiled, one, call.args)
+    def starter(
+        config: Any, call: Any, library: Callable[[str], ctypes.CDLL] = emulator.loaded
+    ) -> Callable[[Sequence[Launch]], None]:
+        fast = config.io == torch.bfloat16
+        compiled = library(unit_text(config, emulator.header_for(fast)))
 
-    return start
+        def start(wanted: Sequence[Launch]) -> None:
+            for one in wanted:
+                stretches = stretches_of(call.args, config, one.kernel)
+                check_room(stretches, call.kept)
+                declare(compiled, stretches)
+                emulator.start(compiled, one, call.args)
+
+        return start
+
+    return starter
 
 
 def check_room(stretches: Sequence[Stretch | None], kept: Sequence[Tensor]) -> None:
@@ -60,3 +63,9 @@ def check_room(stretches: Sequence[Stretch | None], kept: Sequence[Tensor]) -> N
             for tensor in kept
         ):
             raise emulator.FaultError(f"{one.name.decode()}: beyond every tensor of the call")
+
+
+starter = starter_of(
+    stepwise.unit_text,
+    lambda args, config, kernel: of_dense_step(args, config, backward=kernel in _BACKWARD),
+)

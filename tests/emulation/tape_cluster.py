@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from elman.kernels.launching import Launch
 from elman.ops.tape.cuda import cluster
 from elman.ops.tape.cuda.cluster_config import ClusterConfig
 from elman.ops.tape.passes import Call, Gradients, Results, Saved, save
 from elman.ops.tape.recurrences import CELLS
 from tests.emulation import emulator
-from tests.emulation.stretches import declare, of_tape_cluster
+from tests.emulation.dense_cluster import launcher_of
+from tests.emulation.stretches import of_tape_cluster
 
 
 @dataclass
@@ -94,19 +92,4 @@ def config(
     return made
 
 
-def launcher(
-    library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
-) -> Callable[[ClusterConfig, Launch, cluster._KernelCall], None]:
-    """Return what stands in for a launch on a GPU.
-
-    Args:
-        library: Compiles and loads a translation unit.
-        seed: Of the order in which threads run and words arrive.
-    """
-
-    def launch(config: ClusterConfig, wanted: Launch, call: cluster._KernelCall) -> None:
-        compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
-        declare(compiled, of_tape_cluster(call.args, config))
-        emulator.start(compiled, wanted, call.args, seed)
-
-    return launch
+launcher = launcher_of(cluster.unit_text, of_tape_cluster)
