@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Callable
@@ -140,6 +141,51 @@ def test_an_exported_model_has_its_tokenizer(trained, tmp_path, run) -> None:
     assert f"A language model over {model.tokenizer.vocab_size:,} subword tokens" in card
     assert "A token is one of `tokenizer.json`" in card
     assert "| tokens | predicted bytes in those steps" in card
+
+
+def test_as_many_tokens_as_bytes_are_bytes_no_more_when_they_come_back(
+    trained, text, tmp_path, run
+) -> None:
+    tree = json.loads(elman.load(trained("a")).tokenizer.definition)
+    # GPT-2's order: the ids of single bytes are not their values.
+    signs = sorted(sign for sign in tree["model"]["vocab"] if len(sign) == 1)
+    model = tree["model"] | {"vocab": {sign: n for n, sign in enumerate(signs)}, "merges": []}
+    file, folder, to = tmp_path / "bytes.json", tmp_path / "b", tmp_path / "out"
+    file.write_text(json.dumps(tree | {"model": model}))
+    settings = (f"data.path={text}", f"data.tokenizer={file}", "train.steps=1")
+    status, said = run(*E1, *settings, f"hydra.run.dir={folder}")
+    assert status == ExitStatus.OK, said
+    assert run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")[0] == ExitStatus.OK
+    before, after = elman.load(folder).tokenizer, elman.load(to).tokenizer
+    assert before is not None
+    assert after is not None
+    assert (after.encode(WORDS.encode()) == before.encode(WORDS.encode())).all()
+    assert list(before.encode(b"def")) != list(b"def")
+
+
+def test_a_folder_of_an_earlier_version_has_its_tokenizer(trained, tmp_path, run) -> None:
+    folder, to = trained("a"), tmp_path / "out"
+    assert run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")[0] == ExitStatus.OK
+    config = json.loads((to / "config.json").read_text())
+    assert config["elman"].pop("tokenizer") == "bpe"
+    (to / "config.json").write_text(json.dumps(config))
+    assert elman.load(to).tokenizer.vocab_size == 280
+
+
+def test_tokens_of_tiktoken_are_not_exported(text, tmp_path, run) -> None:
+    pytest.importorskip("tiktoken")
+    table = [bytes([byte]) for byte in range(256)] + [b"de", b"def"]
+    lines = (f"{base64.b64encode(one).decode()} {rank}\n" for rank, one in enumerate(table))
+    (tmp_path / "tiny.tiktoken").write_text("".join(lines))
+    tokens = f"data.tokenizer=tiktoken:{tmp_path / 'tiny.tiktoken'}"
+    folder, to = tmp_path / "a", tmp_path / "out"
+    status, said = run(*E1, tokens, "train.steps=1", f"data.path={text}", f"hydra.run.dir={folder}")
+    assert status == ExitStatus.OK, said
+    status, said = run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")
+    assert status == ExitStatus.USER_ERROR
+    assert "its tokens are those of tiktoken, which transformers does not read; use" in said
+    assert len(said.splitlines()) == 1
+    assert not to.exists()
 
 
 MISTAKES = {
