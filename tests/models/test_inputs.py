@@ -93,6 +93,25 @@ def test_a_loss_needs_a_token_to_predict(model: LanguageModel) -> None:
         model.loss(torch.tensor([[1, 256]]))  # the last token is predicted, and never read
 
 
+@pytest.mark.parametrize(("steps", "given"), [(3, 4), (4, 3), (0, 0)])
+def test_a_model_wants_a_target_for_each_token(
+    model: LanguageModel, steps: int, given: int
+) -> None:
+    tokens_bt = torch.zeros(2, steps, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=rf"targets: shape \[2, {given}\] for tokens") as caught:
+        model(tokens_bt, targets_bt=torch.zeros(2, given, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)
+
+
+def test_targets_of_any_whole_dtype_give_the_loss(model: LanguageModel) -> None:
+    tokens_bt1 = torch.tensor([[7, 200, 3, 3]], dtype=torch.uint8)
+    loss, _ = model(tokens_bt1[:, :-1], targets_bt=tokens_bt1[:, 1:])
+    each, _ = model(tokens_bt1[:, :-1], targets_bt=tokens_bt1[:, 1:], each=True)
+    torch.testing.assert_close(loss, model.loss(tokens_bt1)[0])
+    torch.testing.assert_close(each.mean(), loss.detach())
+    assert (each.shape, each.requires_grad) == ((1, 3), False)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_every_whole_dtype_is_taken(model: LanguageModel, dtype: torch.dtype) -> None:
     ids = torch.tensor([[0, 1, 127]])

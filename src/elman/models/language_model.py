@@ -126,7 +126,7 @@ class LanguageModel(nn.Module):
             states: One state per layer from an earlier call; None starts a sequence.
             resets_bt: True where a row starts a document, besides those that start behind
                 ``reset_after``: every layer forgets what came before. None is nowhere.
-            targets_bt: The tokens to predict, int64; then the mean loss takes the place of the
+            targets_bt: The tokens to predict, any integer dtype; the mean loss then replaces the
                 logits, which are never whole (:mod:`elman.ops.cross_entropy`). None is none.
             each: Whether the nats of each target take the place of their mean, as a constant.
 
@@ -137,10 +137,16 @@ class LanguageModel(nn.Module):
 
         Raises:
             ValueError: the tokens are not whole numbers [B, T] of the vocabulary, or the states
-                belong to another batch or another model, or the resets are no bool [B, T].
+                belong to another batch or another model, or the resets are no bool [B, T], or
+                there is not one target for each token.
             UserError: a layer cannot take resets.
         """
         check_ids("tokens", tokens_bt, self.embedding.shape[0], values=self.checks_ids)
+        if targets_bt is not None and (
+            targets_bt.shape != tokens_bt.shape or not tokens_bt.numel()
+        ):
+            shapes = f"shape {list(targets_bt.shape)} for tokens {list(tokens_bt.shape)}"
+            raise ValueError(f"targets: {shapes}, expected one for each token, and a token or more")
         if states is not None and len(states) != len(self.layers):
             expected = f"expected one of each layer, {len(self.layers)}"
             raise ValueError(f"states of the model: {len(states)}, {expected}")
@@ -158,7 +164,7 @@ class LanguageModel(nn.Module):
                 carried = zeroed(carried, ended_bt[:, -1])
             if targets_bt is None:
                 return linear(x_btd, self.embedding), carried
-            x_nd, targets_n = x_btd.flatten(0, 1), targets_bt.flatten()
+            x_nd, targets_n = x_btd.flatten(0, 1), targets_bt.long().flatten()
             chunk = self.chunk_of(len(x_nd)) or len(x_nd)
             if each:
                 nats_n = nats_in_chunks(x_nd, self.embedding, targets_n, chunk)
