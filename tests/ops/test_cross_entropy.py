@@ -109,6 +109,21 @@ def test_the_gradient_of_the_loss_is_not_rounded_to_half_precision() -> None:
         assert float(3 * (third * one).sum() / (one * one).sum()) == pytest.approx(1, abs=2e-4)
 
 
+def test_small_gradients_live_in_fp16_as_from_whole_logits() -> None:
+    """With the factor of a GradScaler; a share of the mean would be below the smallest number."""
+    x_nd, weight_vd, targets_n = drawn(4096, 1000, torch.float16)
+    leaves = (x_nd / 8).requires_grad_(), (weight_vd / 8).requires_grad_()
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    loss = mean_in_chunks(*leaves, targets_n, 512)
+    of_whole = torch.autograd.grad(4096 * whole(*leaves, targets_n), leaves)
+    right = torch.autograd.grad(4096 * whole(*exact, targets_n), exact)
+    for one, plain, true in zip(
+        torch.autograd.grad(4096 * loss, leaves), of_whole, right, strict=True
+    ):
+        off, allowed = (float((each.double() - true).norm()) for each in (one, plain))
+        assert off <= 1.5 * allowed + 1e-3 * float(true.norm())
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_compiled_loss_has_the_same_bits(backend, dtype) -> None:

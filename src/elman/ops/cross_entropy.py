@@ -93,9 +93,16 @@ def nats_in_chunks(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: in
 
 
 class _Passed(NamedTuple):
+    """The nats of each position, and the gradients of their mean but for a factor.
+
+    Attributes:
+        scale: The factor. In fp16 it is 1 / n: the gradients of most logits would vanish with it.
+    """
+
     nats_n: Tensor
     dx_nd: Tensor
     dweight_vd: Tensor
+    scale: float
 
 
 class _InChunks(torch.autograd.Function):
@@ -104,7 +111,7 @@ class _InChunks(torch.autograd.Function):
         of_x, of_weight = ctx.needs_input_grad[:2]
         passed = _pass(x_nd, weight_vd, targets_n, chunk, of_x=of_x, of_weight=of_weight)
         ctx.save_for_backward(passed.dx_nd, passed.dweight_vd)
-        ctx.dtypes = x_nd.dtype, weight_vd.dtype
+        ctx.dtypes, ctx.scale = (x_nd.dtype, weight_vd.dtype), passed.scale
         return _mean(passed.nats_n)
 
     @staticmethod
@@ -115,7 +122,7 @@ class _InChunks(torch.autograd.Function):
                 "take torch.nn.functional.cross_entropy of the model's logits"
             )
         dx_nd, dweight_vd = (
-            _scaled(saved, dloss, dtype) if needed else None
+            _scaled(saved, dloss * ctx.scale, dtype) if needed else None
             for saved, dtype, needed in zip(
                 ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad[:2], strict=True
             )
@@ -135,7 +142,7 @@ def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
 def _pass(
     x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, chunk: int, *, of_x: bool, of_weight: bool
 ) -> _Passed:
-    """Return the nats, and the gradients of their mean: of the input, of the weight, or empty."""
+    """Return the nats and the gradients; those that nobody wants are empty."""
     dtype = compute_dtype(x_nd, x_nd.dtype)
     padded = is_padded(x_nd, weight_vd)
     with torch.no_grad(), no_autocast(x_nd):
@@ -144,6 +151,9 @@ def _pass(
         if fill := copy_vd.shape[1] - x_nd.shape[1]:
             x_nd = functional.pad(x_nd, (0, fill))
         wide, size = wide_dtype(dtype), len(weight_vd)
+        share, scale = 1 / len(x_nd), 1.0
+        if dtype == torch.float16:
+            share, scale = scale, share
         nats_n = x_nd.new_empty(len(x_nd), dtype=wide)
         dx_nd = torch.empty_like(x_nd if of_x else x_nd[:0])
         dweight_vd = torch.zeros_like(copy_vd if of_weight else copy_vd[:0], dtype=wide)
@@ -154,27 +164,27 @@ def _pass(
             scores_cv = functional.log_softmax(logits_cv[:, :size].to(wide), dim=-1)
             nats_n[own] = -scores_cv.gather(1, targets_c1).squeeze(1)
             if of_x or of_weight:
-                dlogits_cv = _into_gradient(scores_cv, targets_c1, len(x_nd), out=logits_cv)
+                dlogits_cv = _into_gradient(scores_cv, targets_c1, share, out=logits_cv)
             if of_x:
                 torch.mm(dlogits_cv, copy_vd, out=dx_nd[own])
             if of_weight:
                 _add_product(dweight_vd, dlogits_cv.T, x_nd[own])
-        return _Passed(nats_n, dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd))
+        dx_nd, dweight_vd = dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd)
+        return _Passed(nats_n, dx_nd, dweight_vd, scale)
 
 
-def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, positions: int, out: Tensor) -> Tensor:
+def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, share: float, out: Tensor) -> Tensor:
     """Return the gradient of the logits in their place; behind the vocabulary it stays zero.
 
     Args:
         scores_cv: Logarithms of the probabilities; overwritten.
         targets_c1: Tokens.
-        positions: Positions of the mean.
+        share: What a position counts.
         out: The logits, perhaps with columns that fill them up.
     """
-    weight = 1 / positions
-    gradient_cv = scores_cv.exp_().mul_(weight)
+    gradient_cv = scores_cv.exp_().mul_(share)
     # Each position has one target, so that no two writes meet.
-    gradient_cv.scatter_(1, targets_c1, gradient_cv.gather(1, targets_c1) - weight)
+    gradient_cv.scatter_(1, targets_c1, gradient_cv.gather(1, targets_c1) - share)
     out[:, : scores_cv.shape[1]] = gradient_cv
     return out
 
