@@ -30,7 +30,7 @@ DIFFERENTIABLE = {"_ShiftedSum", "_CutSum", "_UnitLowerInverse", "_SiluLinear", 
 
 def subclasses(of: type) -> set[type]:
     below = {one for child in of.__subclasses__() for one in {child} | subclasses(child)}
-    return {one for one in below if one.__module__.startswith("elman.")}
+    return {one for one in below if one.__module__.startswith("elman.ops.")}
 
 
 def test_every_operator_has_the_rules() -> None:
