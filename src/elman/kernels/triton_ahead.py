@@ -10,11 +10,10 @@ nothing that anybody may read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from elman.kernels.threads import cpu_share
+from elman.kernels.forks import ForkingExecutor
 from elman.kernels.triton_tuning import counted, record_of, tell, wait_and_tell
 
 
@@ -29,7 +28,7 @@ def compile_ahead(call: Callable[[], None]) -> None:
         from triton.runtime._async_compile import AsyncCompileMode, active_mode
     except ImportError:  # an older Triton compiles one kernel after another
         return
-    with counted(), ThreadPoolExecutor(cpu_share()) as pool:
+    with counted(), ForkingExecutor() as pool:
         mode = AsyncCompileMode(pool, ignore_errors=True)
         try:
             try:

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.base.cache import cached, put_file
-from elman.kernels.threads import cpu_share
+from elman.kernels.forks import ForkingExecutor
 from elman.kernels.triton_choices import worth_trying
 from elman.kernels.triton_variants import without_twins
 
@@ -168,7 +168,7 @@ class _Together:
         given = {name: value for name, value in meta.items() if name != "warmup"}
         # A variant that does not compile fails again when it is timed, and is skipped there.
         with (
-            ThreadPoolExecutor(cpu_share()) as pool,
+            ForkingExecutor() as pool,
             AsyncCompileMode(pool, ignore_errors=True) as mode,
         ):
             for config in variants:
