@@ -11,6 +11,7 @@ from elman.base.errors import UserError
 from elman.ops.common import padding
 from elman.ops.cross_entropy import MOST_LOGITS, chunk_of, mean_in_chunks, path
 from elman.parity.experiment import poisoned
+from elman.training.memory.estimate import _LiveBytes
 
 DIM = 24
 SIZES = {
@@ -165,6 +166,21 @@ def test_every_element_is_written() -> None:
         in_chunks, plain, _ = compared(77, 1000, 32, torch.float64)
     for one, other in zip(in_chunks, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+
+
+def test_one_chunk_is_in_memory_at_a_time() -> None:
+    def peak(positions: int) -> int:
+        x_nd, weight_vd = (
+            torch.empty(rows, 8, device="meta").requires_grad_() for rows in (positions, 50_000)
+        )
+        targets_n = torch.empty(positions, dtype=torch.long, device="meta")
+        with _LiveBytes() as live:
+            mean_in_chunks(x_nd, weight_vd, targets_n, 128).backward()
+        return live.peak
+
+    # The logits and their softmax, then the gradient; beside them the head's gradient.
+    assert peak(128) == pytest.approx(2 * 4 * 128 * 50_000, rel=0.1)
+    assert peak(1024) < 1.1 * peak(128)
 
 
 def test_a_number_that_is_not_finite_reaches_the_loss() -> None:

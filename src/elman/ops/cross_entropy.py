@@ -164,17 +164,19 @@ def _pass(
             scores_cv = functional.log_softmax(logits_cv[:, :size].to(wide), dim=-1)
             nats_n[own] = -scores_cv.gather(1, targets_c1).squeeze(1)
             if of_x or of_weight:
-                dlogits_cv = _into_gradient(scores_cv, targets_c1, share, out=logits_cv)
+                _into_gradient(scores_cv, targets_c1, share, out=logits_cv)
+            del scores_cv  # or the next chunk would be in memory beside this one
             if of_x:
-                torch.mm(dlogits_cv, copy_vd, out=dx_nd[own])
+                torch.mm(logits_cv, copy_vd, out=dx_nd[own])
             if of_weight:
-                _add_product(dweight_vd, dlogits_cv.T, x_nd[own])
+                _add_product(dweight_vd, logits_cv.T, x_nd[own])
+            del logits_cv
         dx_nd, dweight_vd = dx_nd[:, : weight_vd.shape[1]], _cut(dweight_vd, weight_vd)
         return _Passed(nats_n, dx_nd, dweight_vd, scale)
 
 
-def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, share: float, out: Tensor) -> Tensor:
-    """Return the gradient of the logits in their place; behind the vocabulary it stays zero.
+def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, share: float, out: Tensor) -> None:
+    """Write the gradient of the logits in their place; behind the vocabulary it stays zero.
 
     Args:
         scores_cv: Logarithms of the probabilities; overwritten.
@@ -186,7 +188,6 @@ def _into_gradient(scores_cv: Tensor, targets_c1: Tensor, share: float, out: Ten
     # Each position has one target, so that no two writes meet.
     gradient_cv.scatter_(1, targets_c1, gradient_cv.gather(1, targets_c1) - share)
     out[:, : scores_cv.shape[1]] = gradient_cv
-    return out
 
 
 def _add_product(sum_vd: Tensor, left_vc: Tensor, right_cd: Tensor) -> None:
