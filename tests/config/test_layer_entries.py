@@ -126,7 +126,8 @@ def test_the_count_of_the_file_is_not_expected_of_other_layers() -> None:
         ),
         (
             ["model.layers=[fla_gdn,{cell:llama,mlp_ratio:2}]"],
-            "model.mlp_ratio=2: cell llama has an MLP of its own",
+            "model.layers, entry 1: mlp_ratio=2: cell llama has an MLP of its own; use "
+            "mlp_width=<channels> or drop mlp_ratio",
         ),
         (
             ["model.layers=[fla_gdn,{cel:e88}]"],
@@ -146,7 +147,50 @@ def test_the_count_of_the_file_is_not_expected_of_other_layers() -> None:
         ),
         (
             ["data.reset_at_documents=true", "model.layers=[fla_gdn,llama]"],
-            "data.reset_at_documents=true: not with cell ",
+            "data.reset_at_documents=true: not with cell fla_gdn: ",
+        ),
+        (
+            ["model=e1", "data.reset_at_documents=true", "model.layers=[e1,llama]"],
+            "data.reset_at_documents=true: not with cell llama: its attention sees every position "
+            "before; drop it, or leave llama out of model.layers",
+        ),
+        (
+            ["model.n_state=16", "model.layers=[fla_gdn,e88]"],
+            "model.n_state: cell fla_gdn does not read it; options of other cells stand in their "
+            "entries of model.layers, as in {cell: e88, n_state: 32}",
+        ),
+        (
+            ["model.context=16", "model.layers=[fla_gdn,{cell:llama,head_dim:32}]"],
+            "model.context: cell fla_gdn does not read it; options of other cells stand in their "
+            "entries of model.layers, as in {cell: llama, context: 0}",
+        ),
+        (
+            ["model.wrapper=legacy_ln", "model.layers=[fla_gdn,llama]"],
+            "model.wrapper=legacy_ln: cell llama has RMSNorms of its own; use model.wrapper=rms",
+        ),
+        (
+            ["train.tbptt=true", "model.layers=[fla_gdn,llama]"],
+            "train.tbptt=true: a carried attention over every byte so far grows without end; add "
+            "the limit in model.layers, as in {cell: llama, context: 2048}, or drop train.tbptt",
+        ),
+        (
+            [
+                "train.tbptt=true",
+                "train.graph=true",
+                "model.layers=[fla_gdn,{cell:llama,context:999}]",
+            ],
+            "train.graph=true: with train.tbptt=true and context:999 for llama in model.layers the "
+            "carried states grow from chunk to chunk; use context:513 or less, or train.graph=auto",
+        ),
+        (
+            [
+                "mode=solve",
+                "solve.params=1M",
+                "solve.over=n_heads",
+                "model.layers=[{cell:fla_gdn,n_heads:1},{cell:fla_gdn,n_heads:2}]",
+            ],
+            "solve.over=n_heads: every entry of model.layers says its own n_heads; choose from "
+            "dim, depth, expansion",
         ),
     ],
 )

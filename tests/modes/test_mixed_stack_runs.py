@@ -108,6 +108,26 @@ def test_a_probe_looks_at_every_layer(elman: Elman, run: Path) -> None:
     assert len(found["state"]["layers"]) == 4
 
 
+def test_a_probe_leaves_every_attention_its_own_limit(elman: Elman, run: Path) -> None:
+    """Of two limits the shorter one is not raised to the longer, unless it is asked for."""
+    (run.parent / "text.txt").write_bytes(TEXT)
+    layers = (
+        "[e1,{cell:llama,head_dim:32,mlp_width:64,context:2},{cell:llama,head_dim:32,context:64}]"
+    )
+    small = (*E1, "model.depth=3", f"model.layers={layers}", "data.path=text.txt")
+    trained = (*small, "optim.lr=0.01", "optim.warmup_steps=1", "train.steps=6")
+    assert elman(*trained, "log.tensorboard=false", "hydra.run.dir=two")[0] == 0
+    bits = {}
+    for name, more in {"own": (), "longest": ("probe.window=64",)}.items():
+        asked = ("probe.length=100", "probe.documents=2", "probe.parts=[loss]", *more)
+        status, said = elman("mode=probe", "probe.checkpoint=two", *asked, f"hydra.run.dir={name}")
+        assert status == 0, said
+        found = json.loads(Path(name, "probe.json").read_text())
+        assert found["window"] == 64
+        bits[name] = found["loss"]["by_context"]["mean"][0]
+    assert bits["own"] != bits["longest"]
+
+
 def test_a_report_shows_both_stacks(elman: Elman, run: Path, finished: Path) -> None:
     status, said = elman("mode=report", f"report.dir={finished.parent}", "report.out=page")
     assert status == 0, said

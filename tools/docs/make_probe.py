@@ -74,8 +74,8 @@ the part of its state, the row, and how many bytes were read before. The exit st
   another document.
 
 The state of an attention is its keys and values. An attention without a `model.context` of its own
-attends to as many bytes as it was trained on; `probe.window` sets another number. The page gives
-the number.
+attends to as many bytes as it was trained on; `probe.window` sets another number, for every layer
+with an attention. The page gives the longest.
 
 {interval}
 

@@ -74,7 +74,8 @@ def _checked(
     try:
         _refuse_misspelled(entry, cell)
         whole = cell.parse_options(model["dim"], {**options, **given} if same else given)
-        cell.check_wrapper(model.get("wrapper", "rms"))
+        if isinstance(ratio := split.get("mlp_ratio"), int | float):
+            cell.check_mlp(ratio)
     except UserError as error:
         line = str(error).replace("model.", "")
         raise UserError(f"model.layers, entry {number}: {line}") from None

@@ -338,7 +338,11 @@ def _unknown_key(override: Override, command: _Command) -> str:
         # Hydra composes once without the swept groups, and refuses what their default lacks.
         before = f"before {swept[-1].input_line} is swept, nothing has this setting"
         return f"{key}: {before}; type ++{key}={value}"
-    return unknown_key(key, value or "...", command.tree)
+    tree = dict(command.tree or {})
+    for one in command.parsed:  # the tree is that of the choices alone
+        if one.key_or_group == "model.layers" and not one.is_sweep_override():
+            tree["model"] = {**tree.get("model", {}), "layers": one.value()}
+    return unknown_key(key, value or "...", tree)
 
 
 def _group_meant(key: str, value: str) -> str | None:

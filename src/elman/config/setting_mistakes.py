@@ -73,7 +73,7 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
     if key in RunConfig.model_fields:
         return whole_section(key, value)
     if section == "model" and name and (cell := chosen_in(tree, "model.cell")):
-        return not_an_option(name, cell)
+        return not_an_option(name, cell, (tree.get("model") or {}).get("layers"))
     if key in known_keys():
         return _of_another_choice(key, tree)
     if not name:
@@ -129,10 +129,25 @@ def unread_key(key: str, mode: Any) -> str | None:
     return f"{key}: read only with {ways}, not with mode={mode}; {drop}"
 
 
-def not_an_option(name: str, cell_name: str) -> str:
-    """Return the error for a key of a model that its cell does not read."""
+def not_an_option(name: str, cell_name: str, layers: Any = None) -> str:
+    """Return the error for a key of a model that its cell does not read.
+
+    Args:
+        name: The key.
+        cell_name: The model's cell, which is known.
+        layers: ``model.layers`` as typed: another cell there may have the option.
+    """
     if name == "vocab_size":
         return VOCAB_SIZE_FOLLOWS
+    for one in layers if isinstance(layers, list) else ():
+        typed = one.get("cell") if isinstance(one, Mapping) else one
+        other = registry.cells().get(str(typed).replace("-", "_"))
+        if other is not None and name in other.options:
+            default = other.options[name].default
+            return (
+                f"model.{name}: cell {cell_name} does not read it; options of other cells stand "
+                f"in their entries of model.layers, as in {{cell: {typed}, {name}: {default}}}"
+            )
     cell = registry.cell(cell_name)
     read = (*MODEL_KEYS, *cell.options)
     same = [key.removeprefix("model.") for key in synonyms.KEYS.get(name.lower(), ())]

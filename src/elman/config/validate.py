@@ -140,15 +140,21 @@ def _check_combinations(config: RunConfig) -> None:
     for cell, part in parts:
         cell.check_wrapper(part.wrapper)
         cell.check_mlp(part.mlp_ratio)
-    if config.train.tbptt and any(part.options.get("context") == 0 for _, part in parts):
-        raise UserError(
-            "train.tbptt=true: a carried attention over every byte so far grows without end; "
-            "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
-        )
+    for _, part in parts:
+        if config.train.tbptt and part.options.get("context") == 0:
+            add = "model.context=<bytes>, as in model.context=2048"
+            if model.of_entry(part, "context"):
+                add = f"the limit in model.layers, as in {{cell: {part.cell}, context: 2048}}"
+            raise UserError(
+                "train.tbptt=true: a carried attention over every byte so far grows without end; "
+                f"add {add}, or drop train.tbptt"
+            )
     if config.data.reset_at_documents:
-        asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
         for cell, part in parts:
-            cell.check_resets(part.options, asked, instead)
+            other = part.cell != model.cell
+            instead = f"leave {part.cell} out of model.layers" if other else "choose another model"
+            asked = "data.reset_at_documents=true"
+            cell.check_resets(part.options, asked, f"drop it, or {instead}")
     if isinstance(config.data, TaskConfig):
         _check_task(config.data, config.train)
     elif config.train.until_accuracy is not None:
@@ -258,7 +264,7 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
             "choose a model of that cell by model=<name>"
         )
     if unknown:
-        raise UserError(not_an_option(unknown[0], cell_name))
+        raise UserError(not_an_option(unknown[0], cell_name, model.get("layers")))
     dim = whole(model.get("dim"))
     if type(dim) is not int:
         raise UserError(f"model.dim={shown(dim)}: expected a whole number, as in model.dim=512")

@@ -149,10 +149,14 @@ def _reader(
     settings, backend, slow = config.probe, config.kernels.backend, config.baseline.allow_slow
     assert settings is not None
     window = _window(settings, trained)
-    model = load(checkpoint.path, device, backend, slow, context=window)
+    train = trained.train
+
+    def limit(own: int) -> int:
+        return settings.window or own or train.chunk_size
+
+    model = load(checkpoint.path, device, backend, slow, context=limit)
     if note := slow_path_note(checkpoint.path, device, backend, slow):
         say(console, note)
-    train = trained.train
     positions = _TIMES_A_TRAINED_BATCH * train.batch_size * train.chunk_size
     reader = Reader(model, device, train.precision, train.chunk_size, positions)
     reader.row_bytes = _row_bytes(reader, window)
@@ -170,7 +174,7 @@ def _row_bytes(reader: Reader, window: int | None) -> int:
 
 
 def _window(settings: ProbeConfig, trained: RunConfig) -> int | None:
-    """Return how many bytes an attention attends to; None for a cell without one."""
+    """Return how many bytes the longest attention attends to; None for a model without one."""
     model = trained.model
     contexts = [part.options["context"] for part in model.parts() if "context" in part.options]
     if not contexts:

@@ -254,7 +254,8 @@ class ProbeResult(Part):
     length: Whole = fact("bytes that are predicted in each document", "bytes")
     documents: Whole = fact("evenly spaced stretches of the text, without overlap")
     window: Whole = fact(
-        "bytes that a position of an attention attends to, itself included; null for other cells",
+        "bytes that a position of an attention attends to, itself included, in the "
+        "layer with the longest attention; null for models without one",
         "bytes",
     )
     text: str = fact("the text that was read")

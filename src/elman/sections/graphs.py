@@ -20,11 +20,14 @@ def graph_conflict(train: TrainConfig, model: ModelConfig) -> str | None:
     if train.activation_checkpointing:
         # It stores and restores generator states in the pass; CUDA forbids that in a graph.
         return "cannot be combined with train.activation_checkpointing=true; drop one of them"
-    contexts = [part.options.get("context") for part in model.parts()]
-    context = max((one for one in contexts if type(one) is int), default=0)
-    if train.tbptt and context > train.chunk_size + 1:
-        return (
-            f"with train.tbptt=true and model.context={context} the carried states grow from chunk "
-            f"to chunk; use model.context={train.chunk_size + 1} or less, or train.graph=auto"
-        )
+    for part in model.parts():
+        context = part.options.get("context")
+        if train.tbptt and type(context) is int and context > train.chunk_size + 1:
+            key, place = "model.context=", ""
+            if model.of_entry(part, "context"):
+                key, place = "context:", f" for {part.cell} in model.layers"
+            return (
+                f"with train.tbptt=true and {key}{context}{place} the carried states grow from "
+                f"chunk to chunk; use {key}{train.chunk_size + 1} or less, or train.graph=auto"
+            )
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -142,11 +142,21 @@ class ModelConfig(Section):
         more = [(self._of([*kinds, kind]), stack.count(kind) - 1) for kind in kinds]
         return self._of(kinds), more
 
-    def with_option(self, name: str, value: Value) -> ModelConfig:
-        """Return the model with another value of an option, in all layers whose cell has it."""
+    def reads(self, name: str) -> bool:
+        """Whether a layer has the model's own value of an option: not every entry has another."""
+        return name in self.options and any(
+            one.cell == self.cell and name not in one.options for one in self.stack()
+        )
+
+    def of_entry(self, part: ModelConfig, name: str) -> bool:
+        """Whether a part has an option by an entry of ``layers``, not by ``model.<name>``."""
+        return part.cell != self.cell or part.options[name] != self.options[name]
+
+    def with_option(self, name: str, change: Callable[[Any], Value]) -> ModelConfig:
+        """Return the model with an option changed from its value, in all layers that have it."""
 
         def changed(options: dict[str, Value]) -> dict[str, Value]:
-            return options | {name: value} if name in options else options
+            return options | {name: change(options[name])} if name in options else options
 
         layers = self.layers and [
             one.model_copy(update={"options": changed(one.options)}) for one in self.layers

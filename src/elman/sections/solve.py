@@ -143,7 +143,7 @@ class SolveConfig(Section):
 
     def _refuse_sizes(self, model: ModelConfig, named: frozenset[str]) -> None:
         """Raise UserError on sizes that cannot be found, or that the user also set."""
-        sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]
+        sizes = [size for size in get_args(Size) if size in ("dim", "depth") or model.reads(size)]
         typed = self.over[0] if len(self.over) == 1 else f"[{','.join(self.over)}]"
         if not self.over or len(set(self.over)) < len(self.over):
             raise UserError(
@@ -151,10 +151,10 @@ class SolveConfig(Section):
             )
         for size in self.over:
             if size not in sizes:
-                raise UserError(
-                    f"solve.over={typed}: cell {model.cell} has no such size as {size}; "
-                    f"choose from {', '.join(sizes)}"
-                )
+                why = f"cell {model.cell} has no such size as {size}"
+                if size in model.options:
+                    why = f"every entry of model.layers says its own {size}"
+                raise UserError(f"solve.over={typed}: {why}; choose from {', '.join(sizes)}")
             if f"model.{size}" in named:
                 raise UserError(
                     f"model.{size}: not read with solve.over={typed}, which finds it; drop it"

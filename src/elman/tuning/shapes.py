@@ -49,10 +49,10 @@ def shapes_of(model: ModelConfig, backend: str, space: ShapeSpace, hold: float) 
 
 
 def _options(model: ModelConfig, space: ShapeSpace) -> dict[Size, list[Number]]:
-    """Return the values of each other size that the model's cell has."""
+    """Return the values of each other size that the model's cell has, and that a layer reads."""
     found: dict[Size, list[Number]] = {}
     for name, factors in space.options.items():
-        own = model.options.get(name)
+        own = model.options[name] if model.reads(name) else None
         if isinstance(own, int) and not isinstance(own, bool) and own > 0:
             key: Size = name  # type: ignore[assignment]
             found[key] = sorted({own, *(max(1, round(own * factor)) for factor in factors)})

@@ -133,10 +133,12 @@ def model_parts(model: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def by_cell(parts: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> str:
     """Return a text of every part, once if all have the same."""
-    texts = {text(part): str(part.get("cell")) for part in parts}
-    if len(texts) == 1:
-        return next(iter(texts))
-    return ", ".join(f"{one} in {cell}" for one, cell in texts.items())
+    cells: dict[str, list[str]] = {}
+    for part in parts:
+        cells.setdefault(text(part), []).append(str(part.get("cell")))
+    if len(cells) == 1:
+        return next(iter(cells))
+    return ", ".join(f"{one} in {' and '.join(dict.fromkeys(of))}" for one, of in cells.items())
 
 
 def _mlp(model: Mapping[str, Any]) -> str:

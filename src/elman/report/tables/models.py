@@ -90,7 +90,8 @@ def print_explanation(
     for part in model.parts():
         if model.mixed:
             console.print(Text(part.cell, style="bold"))
-        _options(registry.cell(part.cell), part).print(console)
+        own = part.cell == model.cell and part.options == model.options
+        _options(registry.cell(part.cell), part, "model." if own else "").print(console)
     records = published_for(model.name)
     title = f"Published for {model.name} as its file has it" if records else "Nothing published"
     console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0), expand=False))
@@ -164,7 +165,8 @@ def state_words(state: StateSize) -> str:
     return f"{state.fixed:,} bytes and {grows}" if state.fixed else grows
 
 
-def _options(cell: Cell, model: ModelConfig) -> TerminalTable:
+def _options(cell: Cell, model: ModelConfig, prefix: str) -> TerminalTable:
+    """Return a line for each option, as it is typed: an entry of ``model.layers`` has no prefix."""
     wrapped = (text("values", 14), text("what it does"), text("read with", 14))
     headings = [*names("option", "here", "default"), *wrapped]
     table = TerminalTable(headings, ("read with", "default", "values"))
@@ -172,7 +174,7 @@ def _options(cell: Cell, model: ModelConfig) -> TerminalTable:
         here, default = (as_typed(value) for value in (model.options[name], option.default))
         style = "bold" if here != default else ""
         words = (default, values_of(option), option.doc, read_when(option))
-        table.add(f"model.{name}", Text(here, style=style), *words)
+        table.add(f"{prefix}{name}", Text(here, style=style), *words)
     return table
 
 

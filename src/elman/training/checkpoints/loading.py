@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ def load(
     device: str | torch.device = "cpu",
     backend: str = "auto",
     allow_slow: bool = False,
-    context: int | None = None,
+    context: Callable[[int], int] | None = None,
 ) -> LanguageModel:
     """Return the trained model of a run, in evaluation mode.
 
@@ -65,7 +66,7 @@ def load(
         device: Where the model goes.
         backend: As ``kernels.backend``.
         allow_slow: As ``baseline.allow_slow``.
-        context: Bytes that an attention attends to in place of its own ``model.context``.
+        context: Returns the bytes that an attention attends to, from its own ``model.context``.
 
     Raises:
         UserError: there is no checkpoint, it is damaged, or its backend or package is missing.
