@@ -53,8 +53,8 @@ PRODUCT = {
     SUM: {
         "sum of half a warp": ("mask = 16;", "mask = 8;"),
         "sum in bf16": (
-            "sums[row] = fused(w[i], x[i], sums[row]);",
-            "sums[row] = bits_float(float_bits(fused(w[i], x[i], sums[row])) & 0xffff0000u);",
+            "sums[row] += step;",
+            "sums[row] = bits_float(float_bits(sums[row] + step) & 0xffff0000u);",
         ),
         "sum that does not begin at zero": ("sums[row] = 0.0f;", "sums[row] = 1.0f;"),
     },
@@ -73,38 +73,37 @@ DRAW = {
         ),
         "logits of the text after": ("text * G::V + value", "(text + 1) * G::V + value"),
         "probabilities by value, not by rank": (
-            "load_one(room.logits + load_one(room.values + mine))",
-            "load_one(room.logits + mine)",
+            "store_one(room.ordered + rank, x)",
+            "store_one(room.ordered + mine, x)",
         ),
     },
     SUM: {
-        "line from its beginnings": ("rank <= mine", "rank < mine"),
-        "sum over one rank too few": ("rank < kept; rank++", "rank < kept - 1; rank++"),
-        "largest logit not taken off": ("exact_exp(y - most)", "exact_exp(y)"),
-        "top_p of the whole line before top_k": ("* all);", "* (float)V);"),
+        "ends without what is before": ("if (lane & mask) end += other;", ""),
+        "line that begins anew in every warp": ("return before + end;", "return end;"),
+        "largest logit not taken off": (
+            "(room.ordered + place) - most)",
+            "(room.ordered + place))",
+        ),
+        "top_p of the whole line before top_k": ("top_p * all;", "top_p * (float)V;"),
     },
     TAIL: {
         "top_k of more than there are": ("&& how.top_k < V", ""),
         "value that is not there": ("mine < V && part == 0", "part == 0"),
-        "place on the line that is not there": (
-            "if (first) store_one(room.line + mine, stays",
-            "store_one(room.line + mine, stays",
-        ),
+        "place on the line that is not there": ("place < kept ? exact_exp", "true ? exact_exp"),
         "last value not written": ("store_one((long long*)a.last + text, (long long)value);", ""),
     },
     ORDER: {
-        "of equal ones the larger first": ("other < mine)", "other > mine)"),
-        "least probable first": ("{ return y > x; }", "{ return y < x; }"),
-        "equal ones of another warp in the order of threads": (
-            "{ return y >= x; }",
-            "{ return y > x; }",
-        ),
-        "not a number before all others": (": -3.4e38f", ": 3.4e38f"),
+        "of equal ones the larger first": ("at + i < mine)", "at + i > mine)"),
+        "least probable first": ("count += y[i] > x", "count += y[i] < x"),
+        "not a number before all others": ("x = -3.4e38f", "x = 3.4e38f"),
     },
     SETTING: {
-        "temperature ignored": ("greedy ? x : exact_quotient(x, (float)how.temperature)", "x"),
+        "temperature ignored": (
+            "if (!greedy) x = exact_quotient(x, (float)how.temperature);",
+            "",
+        ),
         "top_k ignored": ("how.top_k > 0 && how.top_k < V ? (int)how.top_k : V", "V"),
-        "top_p without the one that reaches it": ("end - own <", "end <"),
+        "top_p without the one that reaches it": ("!reached(before)", "!reached(end)"),
         "always the most probable": ("how.temperature == 0.0", "true"),
     },
 }

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.compiler
 
 HEADERS = ("emulation/fast_grid.h",)
 VALUES, HEADS, BLOCKS = 40, 2, 3
-SIZES = {"warps": 2}
+SIZES = {"warps": 2, "slots": 4, "copies": 1, "split": False}
 SAMPLING = Sampling(0.9, 20, 0.95)
 
 
@@ -120,7 +120,7 @@ def emulate_silu(config: Any, wanted: Sequence[Launch], args: Any, _: object) ->
 def choose_small(sizes: step.Sizes, texts: int, _: Limits) -> StepConfig | None:
     """Return the config of an H200 with fewer warps than it would have."""
     config = CHOOSE(sizes, texts, H200)
-    return config and replace(config, warps=SIZES["warps"])
+    return config and replace(config, blocks=BLOCKS, **SIZES)
 
 
 CHOOSE = step.choose_config
@@ -183,7 +183,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 24},
     "row tiles that are not full": {"n_state": 12, "expansion": 2.0, "width": 48},
     "rows of other heads": {"n_state": 4, "n_heads": 6, "use_silu": False},
-    "threads for parts of a value": {"warps": 6},
+    "threads for parts of a value": {"warps": 6, "copies": 2, "slots": 1, "split": True},
+    "shared rows": {"split": True, "use_gate": True, "use_conv": True},
+    "wide rows": {"width": 264, "hidden": 520, "copies": 3},
+    "chunks of a row": {"width": 264, "hidden": 520, "split": True},
+    "warps for each chunk": {"width": 520, "n_heads": 6, "n_state": 48, "warps": 5, "split": True},
     "e97": {"cell": E97, "n_heads": 2},
     "e70": {"cell": E70, "n_state": 16},
     "e71, convolution": {"cell": E71, "use_conv": True},
@@ -201,7 +205,8 @@ def test_whole_steps_write_the_same_text_to_the_bit(
     name: str, texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = dict(MODELS[name])
-    monkeypatch.setitem(SIZES, "warps", options.pop("warps", 2))
+    for name in SIZES:
+        monkeypatch.setitem(SIZES, name, options.pop(name, SIZES[name]))
     layer: Any = model_of(**options).layers[0]
     heads = layer.plan.heads * texts
     monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(heads))
@@ -308,24 +313,21 @@ def test_layers_that_are_unlike_have_no_kernel(other: dict[str, Any]) -> None:
     assert text_kernel(model, [], lambda weight: weight) == "the layers are unlike"
 
 
-STEP = "cuda/decode/step.cuh"
+STEP, PRODUCT = "cuda/decode/step.cuh", "cuda/decode/product.cuh"
 FAULTS = {
     "x in use is written to": (STEP, "    turn_x();\n    for (int pair", "    for (int pair"),
+    "sums before they are there": (PRODUCT, "sync_block();\n        post_sums", "post_sums"),
+    "sums in use are written to": (PRODUCT, "if (D::SPLIT && pass + 1 < PASSES) sync_block();", ""),
     "states nobody is told of": (STEP, "product<D::HEAD, TELLS>", "product<D::HEAD, false>"),
     "states that nobody waits for": (STEP, "take<D::HEAD, TELLS>", "take<D::HEAD, false>"),
     "weights in use before they are there": (
-        STEP,
-        "wait_copies<D::DEPTH * D::GROUPS - 1>()",
-        "wait_copies<D::DEPTH * D::GROUPS + 1>()",
-    ),
-    "weights of the layer before": (STEP, "layer + D::DEPTH;", "layer + D::DEPTH - 1;"),
-    "weights in use are overwritten": (
-        STEP,
-        "        multiply<KIND, ORDERED>(chunk, layer);\n        sync_warp();\n",
-        "        multiply<KIND, ORDERED>(chunk, layer);\n",
+        PRODUCT,
+        "wait_copies<D::SLOTS - 1>()",
+        "commit_copies()",
     ),
     "a turn that is not over": (STEP, "(unsigned)a.turn + step + 1", "(unsigned)a.turn + 1"),
-    "a row of the block beside": (STEP, "layer) + task;", "layer) + (task ^ 1);"),
+    "a row of the block beside": (PRODUCT, "line(KIND) + task;", "line(KIND) + (task ^ 1);"),
+    "signs of chunks": (PRODUCT, "low += load_one(here);", "low = load_one(here) - low;"),
     "sums that others still write": (
         STEP,
         "store_one(sums + unit(i), squares);\n    }\n    sync_block();",
@@ -341,8 +343,11 @@ def test_a_fault_of_the_kernel_is_noticed(
 ) -> None:
     file, *texts = FAULTS[fault]
     library = emulator.faulty(tmp_path, file, (texts[0], texts[1]))
-    # Blocks read the past of a convolution that others wrote.
+    # Blocks read the past of a convolution that others wrote. Warps share the chunks of wide rows.
     options: dict[str, Any] = {"cell": E71, "use_conv": True} if "states" in fault else {}
+    if fault in ("sums before they are there", "sums in use are written to", "signs of chunks"):
+        options |= {"width": 264}
+        monkeypatch.setitem(SIZES, "split", True)
     layer: Any = model_of(**options).layers[0]
     monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(layer.plan.heads))
     eager, _ = written(model_of(**options), 1, 8)

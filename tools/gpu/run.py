@@ -56,6 +56,7 @@ MODULES = {
             "peers",
             "attention",
             "first_use",
+            "text",
         )
     },
 }

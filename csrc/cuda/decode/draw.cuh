@@ -1,8 +1,9 @@
 // One byte of every text, drawn from its logits: divided by the temperature, cut to the top_k most
 // probable and to the smallest set of these with the probability top_p. The numbers that are left
 // stand on a line in the order of their probability, and a uniform number is a place on it. A block
-// has a text, and PARTS threads a value; every thread sums for itself, in one order, so that all
-// agree.
+// has a text. PARTS threads find the rank of a value, and then a thread has a place on the line.
+// Sums are those of a tree over the lanes of a warp, and in order over the warps: so no end is
+// before the end of the place before.
 #pragma once
 #include "cells/math.h"
 #include "cuda/common/pack.cuh"
@@ -29,31 +30,78 @@ struct DrawTileConfig {
   using Number = Number_;
   static constexpr int V = V_, PARTS = PARTS_;
   static constexpr int WARPS = (V * PARTS + 31) / 32, THREADS = 32 * WARPS;
-  static_assert(32 % PARTS == 0, "a warp has all parts of a value");
+  static constexpr int PLACED = (V + 31) / 32;   // warps with a place on the line
+  static constexpr int QUADS = (V + 3) / 4 * 4;  // values, as vectors of four
+  static constexpr int HERE = 32 / PARTS;        // values of a warp
+  static_assert(32 % PARTS == 0 && HERE % 4 == 0, "a warp has all parts of a value");
 };
 
 // What the threads of a block tell each other.
 template <class G>
 struct DrawRoom {
-  sptr<float> logits, line;
+  sptr<float> logits, ordered, line;
   sptr<int> values;
-  sptr<float> ends;
+  sptr<float> totals, stop;
 
   DEVICE explicit DrawRoom(Arena& arena)
-      : logits(arena.take<float>(G::V)),
+      : logits(arena.take<float>(G::QUADS)),
+        ordered(arena.take<float>(G::V)),
         line(arena.take<float>(G::V)),
         values(arena.take<int>(G::V)),
-        ends(arena.take<float>(1)) {}
+        totals(arena.take<float>(G::PLACED)),
+        stop(arena.take<float>(1)) {}
 };
 
-// How many logits of every PARTS-th value are such, from `begin` on.
-template <class G, class Such>
-DEVICE int count(const DrawRoom<G>& room, int begin, int end, const Such& such) {
-  int n = 0;
-#pragma unroll 8
-  for (int value = begin; value < end; value += G::PARTS)
-    n += such(load_one(room.logits + value), value);
-  return n;
+// How many of some values are before a value; of equal ones the smaller is first. SIDE: whether
+// they are all smaller (-1) or larger (1) than it, or may be either.
+template <class G, int SIDE>
+DEVICE int count_before(sptr<float> logits, float x, int mine, int from, int to) {
+  int count = 0;
+#pragma unroll 4
+  for (int at = from; at < to; at += 4 * G::PARTS) {
+    float y[4];
+    load<4, float>(y, logits + at);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const bool smaller = SIDE < 0 || (SIDE == 0 && at + i < mine);
+      count += y[i] > x || (smaller && y[i] == x);
+    }
+  }
+  return count;
+}
+
+// The rank of a value, as far as a part of the others tells it.
+template <class G>
+DEVICE int rank_of(sptr<float> logits, float x, int mine, int part) {
+  // Only among the values of a warp itself does a lane have to ask who is the smaller.
+  const int low = mine / G::HERE * G::HERE, own = 4 * part;
+  const int high = low + G::HERE < G::QUADS ? low + G::HERE : G::QUADS;
+  return count_before<G, -1>(logits, x, mine, own, low) +
+         count_before<G, 0>(logits, x, mine, low + own, high) +
+         count_before<G, 1>(logits, x, mine, high + own, G::QUADS);
+}
+
+// The end of a place's number on the line; `all` becomes the sum of all numbers. A number is that
+// of the thread's place.
+template <class G>
+DEVICE float end_of(float number, sptr<float> totals, float& all) {
+  const int lane = thread_index() % 32, warp = thread_index() / 32;
+  float end = number, total = number, before = 0.0f;
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const float other = shuffle_xor(total, mask);
+    if (lane & mask) end += other;
+    total += other;
+  }
+  if (lane == 0 && warp < G::PLACED) store_one(totals + warp, total);
+  sync_block();
+  all = 0.0f;
+#pragma unroll
+  for (int i = 0; i < G::PLACED; i++) {
+    if (i == warp) before = all;
+    all += load_one(totals + i);
+  }
+  return before + end;
 }
 
 // Draws one value: `read` tells a value's logit, `write` takes the value, in one thread. All
@@ -64,65 +112,51 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
                      const Write& write) {
   constexpr int V = G::V, PARTS = G::PARTS;
   const bool greedy = how.temperature == 0.0;
-  const int mine = thread_index() / PARTS, part = thread_index() % PARTS;
-  const bool first = mine < V && part == 0;
-  if (first) {
-    const float x = read(mine), scaled = greedy ? x : exact_quotient(x, (float)how.temperature);
-    // Not a number has no rank; as the least of all it is drawn last.
-    store_one(room.logits + mine, scaled == scaled ? scaled : -3.4e38f);
+  const int place = thread_index(), mine = place / PARTS, part = place % PARTS;
+  if (place < G::QUADS) {
+    float x = bits_float(0xff800000u);  // before nobody
+    if (place < V) {
+      x = read(place);
+      if (!greedy) x = exact_quotient(x, (float)how.temperature);
+      // Not a number has no rank; as the least of all it is drawn last.
+      if (x != x) x = -3.4e38f;
+    }
+    store_one(room.logits + place, x);
   }
   sync_block();
-  // The rank of a value is the number of those before it; of equal ones the smaller is first.
   const float x = mine < V ? load_one(room.logits + mine) : 0.0f;
-  int rank = 0;
-  if (mine < V) {
-    // Which of two is smaller has to be asked of the values of this warp alone.
-    const int low = thread_index() / 32 * 32 / PARTS;
-    const int high = low + 32 / PARTS < V ? low + 32 / PARTS : V;
-    rank = count<G>(room, part, low, [&](float y, int) { return y >= x; }) +
-           count<G>(room, high + part, V, [&](float y, int) { return y > x; }) +
-           count<G>(room, low + part, high,
-                    [&](float y, int other) { return y > x || (y == x && other < mine); });
-  }
+  int rank = mine < V ? rank_of<G>(room.logits, x, mine, part) : 0;
 #pragma unroll
   for (int mask = 1; mask < PARTS; mask *= 2) rank += shuffle_xor(rank, mask);
-  if (first) store_one(room.values + rank, mine);
+  if (mine < V && part == 0) {
+    store_one(room.values + rank, mine);
+    store_one(room.ordered + rank, x);
+  }
   sync_block();
   if (greedy) {
-    if (thread_index() == 0) write(load_one(room.values));
+    if (place == 0) write(load_one(room.values));
     return;
   }
   const int kept = how.top_k > 0 && how.top_k < V ? (int)how.top_k : V;
-  const float most = load_one(room.logits + load_one(room.values));
-  if (first) {
-    const float y = load_one(room.logits + load_one(room.values + mine));
-    store_one(room.line + mine, mine < kept ? exact_exp(y - most) : 0.0f);
-  }
+  const float most = load_one(room.ordered);
+  float all;
+  const float end = end_of<G>(
+      place < kept ? exact_exp(load_one(room.ordered + place) - most) : 0.0f, room.totals, all);
+  if (place < kept) store_one(room.line + place, end);
   sync_block();
-  float end = 0.0f, own = 0.0f, all = 0.0f;
-  if (first && mine < kept) {
-#pragma unroll 8
-    for (int rank = 0; rank < kept; rank++) {
-      const float probability = load_one(room.line + rank);
-      all += probability;
-      if (rank <= mine) end += probability;
-      if (rank == mine) own = probability;
-    }
-  }
+  const float before = place > 0 && place < kept ? load_one(room.line + (place - 1)) : 0.0f;
   // A value stays while the more probable ones have not reached top_p: at least one does.
-  const bool stays =
-      first && mine < kept && (how.top_p >= 1.0 || end - own < (float)how.top_p * all);
-  sync_block();
-  if (first) store_one(room.line + mine, stays ? end : -1.0f);
-  sync_block();
-  if (stays && (mine + 1 == V || load_one(room.line + (mine + 1 < V ? mine + 1 : mine)) < 0.0f))
-    store_one(room.ends, end);
-  sync_block();
-  if (!stays) return;
-  const float point = uniform * load_one(room.ends);
+  const auto reached = [&](float sum) { return how.top_p < 1.0 && sum >= (float)how.top_p * all; };
+  const bool stays = place < kept && (place == 0 || !reached(before));
+  float stop = all;
+  if (how.top_p < 1.0) {
+    if (stays && (place + 1 == kept || reached(end))) store_one(room.stop, end);
+    sync_block();
+    stop = load_one(room.stop);
+  }
   // The first whose end is not before the point.
-  if (end >= point && (mine == 0 || load_one(room.line + (mine > 0 ? mine - 1 : 0)) < point))
-    write(load_one(room.values + mine));
+  const float point = uniform * stop;
+  if (stays && end >= point && (place == 0 || before < point)) write(load_one(room.values + place));
 }
 
 template <class G>

@@ -1,5 +1,7 @@
 // y = x W^T for a few rows x, as one byte of text after another asks for: W is read once, and a
-// warp owns a number of y, so that nothing waits for anything but memory. Sums are in fp32.
+// warp owns a number of y, so that nothing waits for anything but memory. Sums are in fp32. A lane
+// sums V numbers of each step by themselves and then the steps; a kernel that lets several warps
+// share a row (step.cuh) has the same order.
 #pragma once
 #include "cuda/common/pack.cuh"
 
@@ -19,7 +21,7 @@ struct RowProductTileConfig {
   static constexpr int THREADS = 32 * WARPS, STEP = 32 * V;
 };
 
-// Adds the products of V weights with the same columns of every row.
+// Adds the products of V weights with the same columns of every row, summed by themselves.
 template <class G>
 DEVICE void add_products(float (&sums)[G::ROWS], const RowProductArgs& a, const float* w, int at) {
   using S = typename G::Number;
@@ -27,8 +29,10 @@ DEVICE void add_products(float (&sums)[G::ROWS], const RowProductArgs& a, const 
   for (int row = 0; row < G::ROWS; row++) {
     float x[G::V];
     load<G::V, S>(x, (const S*)a.x + (long long)row * G::I + at);
+    float step = 0.0f;
 #pragma unroll
-    for (int i = 0; i < G::V; i++) sums[row] = fused(w[i], x[i], sums[row]);
+    for (int i = 0; i < G::V; i++) step = fused(w[i], x[i], step);
+    sums[row] += step;
   }
 }
 

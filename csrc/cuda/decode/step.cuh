@@ -1,61 +1,49 @@
 // A model of matrix-state layers writes text in one launch: a byte of every text after another,
 // from the embedding to the draw. All blocks of the GPU run at the same time. A block owns rows of
 // every matrix, so it reads each weight once a byte; what the rows yield it posts to all others
-// (Posts of common/grid.cuh). Row tiles of the states are dealt to the warps of all blocks. The
+// (Posts of common/grid.cuh). Its warps share the rows and the columns of a product, and a few of
+// them add up what all have. Row tiles of the states are dealt to the warps of all blocks. The
 // stream, its norms and the draw every block computes for itself. So there are three exchanges a
-// layer and no barrier of the grid. The weights of the next DEPTH layers are in shared memory, or
-// on their way.
+// layer and no barrier of the grid. The weights of the next products are on their way to shared
+// memory all the time.
 //
 // Sums are in the order of the kernels that take the same steps one by one (row_product.cuh,
 // add_norm.cuh, the matrix-state engine), so that both write the same text.
-//
-// Who does what of a block: the first warps the norms, those behind them the products, the last
-// ones the recurrences. So each waits for what it needs and for nothing else.
 #pragma once
-#include "cuda/decode/step_config.cuh"
+#include "cuda/decode/product.cuh"
 
 namespace elman {
 
 template <class D>
-struct Decode {
+struct Decode : Products<D> {
   using G = typename D::Tile;
   using Raw = RawInputs<D>;
   using Norm = typename D::Norm;
-  static constexpr int ROWS = D::ROWS, PAIRS = D::PAIRS, WIDTH = D::WIDTH, THREADS = D::THREADS;
-  static constexpr int WARPS = D::WARPS, BLOCKS = D::BLOCKS, V = Norm::V;
+  using P = Products<D>;
+  using P::a, P::arena, P::block, P::BLOCKS, P::fetch, P::lane, P::matrices, P::PAIRS, P::posts;
+  using P::ROWS, P::seen, P::slots, P::step, P::turn, P::warp, P::WARPS, P::x, P::turn_x;
+  static constexpr int WIDTH = D::WIDTH, THREADS = D::THREADS, V = Norm::V;
 
-  const DecodeArgs& a;
-  const Posts posts;
-  const int block = (int)block_index(), warp = warp_index(), lane = thread_index() % 32;
-  Arena arena;
   sptr<unsigned long long> layers;
   sptr<int> tokens;           // [B]
-  sptr<bf16> x, other;        // [B, MOST_INPUTS]: of this product and of the next one, in turn
   sptr<float> sums, between;  // [B, warps of a norm], [B, BETWEEN]
   sptr<float> logits;         // [B, VALUES]
   const DrawRoom<typename D::Draw> room;
-  sptr<unsigned char> rows;  // of matrices: [DEPTH layers, ROW_BYTES], those of the head
   Arena of_warp;
   float stream[D::UNITS][2][V];  // as add_norm.cuh deals rows to threads
-  int slot = 0, step = 0;        // slot: of the present layer's rows
 
   DEVICE explicit Decode(const DecodeArgs& args)
-      : a(args),
-        posts{(unsigned long long*)args.posts},
-        layers(arena.take<unsigned long long>(D::LAYERS * D::LAYER_WORDS)),
-        tokens(arena.take<int>(ROWS)),
-        x(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
-        other(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
-        sums(arena.take<float>(ROWS * Norm::WARPS)),
-        between(arena.take<float>(ROWS * D::BETWEEN)),
-        logits(arena.take<float>(ROWS * D::VALUES)),
+      : P(args),
+        layers(arena.template take<unsigned long long>(D::LAYERS * D::LAYER_WORDS)),
+        tokens(arena.template take<int>(ROWS)),
+        sums(arena.template take<float>(ROWS * Norm::WARPS)),
+        between(arena.template take<float>(ROWS * D::BETWEEN)),
+        logits(arena.template take<float>(ROWS * D::VALUES)),
         room(arena) {
-    rows = arena.take<unsigned char>(D::DEPTH * D::ROW_BYTES + D::row_bytes(D::HEAD));
     of_warp = arena;
     of_warp.carved += warp * D::TILE_BYTES;
   }
 
-  DEVICE unsigned turn() const { return (unsigned)a.turn + step + 1; }
   DEVICE static float low(unsigned word) { return Half<bf16>::low(word); }
   DEVICE static float half(unsigned word, bool high) {
     return high ? Half<bf16>::high(word) : Half<bf16>::low(word);
@@ -67,13 +55,6 @@ struct Decode {
   static constexpr int NORM = 0, IN_PROJ = 1, OUT_PROJ = 2, CELL_PROJ = 3, CONV = 4, CONV_BIAS = 5,
                        MLP_NORM = 6, MLP_IN = 7, MLP_OUT = 8, PARAM = 9;
   static_assert(D::LAYER_WORDS == PARAM + PARAMS, "the words of DecodeLayer");
-  HD static constexpr int matrix_word(int kind) {
-    return kind == D::OUT                ? OUT_PROJ
-           : kind == D::MLP_IN           ? MLP_IN
-           : kind == D::MLP_OUT          ? MLP_OUT
-           : D::CELLS && kind == D::CELL ? CELL_PROJ
-                                         : IN_PROJ;
-  }
 
   DEVICE const void* of_layer(int layer, int word) const {
     return (const void*)load_one(layers + (layer * D::LAYER_WORDS + word));
@@ -87,21 +68,24 @@ struct Decode {
   }
 
   DEVICE void begin() {
-    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += THREADS)
-      store_one(layers + i, load_one((const unsigned long long*)a.layers + i));
+    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += THREADS) {
+      const unsigned long long word = load_one((const unsigned long long*)a.layers + i);
+      store_one(layers + i, word);
+      const int layer = i / D::LAYER_WORDS, which = i % D::LAYER_WORDS;
+      const int kind = which == IN_PROJ                 ? D::IN
+                       : which == CELL_PROJ && D::CELLS ? D::CELL
+                       : which == OUT_PROJ              ? D::OUT
+                       : which == MLP_IN                ? D::MLP_IN
+                       : which == MLP_OUT               ? D::MLP_OUT
+                                                        : D::PER_LAYER;
+      if (kind < D::PER_LAYER) store_one(matrices + (layer * D::PER_LAYER + kind), word);
+    }
+    if (thread_index() == 0) store_one(matrices + (D::MATRICES - 1), (unsigned long long)a.head);
     if (thread_index() < ROWS)
       store_one(tokens + thread_index(), (int)load_one((const long long*)a.last + thread_index()));
     sync_block();
-    fetch_all<D::HEAD>(0, 0);
-    for (int layer = 0; layer < D::DEPTH; layer++) {
-      fetch_all<D::IN>(layer, layer);
-      if constexpr (D::CELLS) fetch_all<D::CELL>(layer, layer);
-      fetch_all<D::OUT>(layer, layer);
-      if constexpr (D::HIDDEN > 0) {
-        fetch_all<D::MLP_IN>(layer, layer);
-        fetch_all<D::MLP_OUT>(layer, layer);
-      }
-    }
+#pragma unroll
+    for (int i = 0; i < D::SLOTS; i++) fetch(i);
     const Args args = arguments(0);
     Arena mine = of_warp;
     const sptr<float> numbers = raw_numbers(mine);
@@ -114,128 +98,7 @@ struct Decode {
   static constexpr int RAW_ROOM = D::raw_offset(ROLES);
   DEVICE static sptr<float> raw_numbers(Arena& mine) { return mine.take<float>(RAW_ROOM); }
 
-  // ---- products
-
-  // A task is at_once(KIND) rows of a matrix. Each chunk of the block's tasks gives a warp one.
-  DEVICE int place(int chunk) const {
-    return chunk * WARPS + (warp + WARPS - D::FIRST_WARP) % WARPS;
-  }
-  template <int KIND>
-  DEVICE bool has_task(int chunk) const {
-    return block + place(chunk) * BLOCKS < D::tasks(KIND);
-  }
-  template <int KIND>
-  DEVICE sptr<unsigned char> room_of(int chunk, int slot) const {
-    const int first =
-        KIND == D::HEAD ? D::DEPTH * D::ROW_BYTES : slot * D::ROW_BYTES + D::row_bytes_before(KIND);
-    return rows + (first + place(chunk) * D::task_bytes(KIND));
-  }
-
-  // Starts copying the warp's rows of a layer's matrix to shared memory.
-  template <int KIND>
-  DEVICE void fetch(int chunk, int layer, int slot) {
-    constexpr int BYTES = D::task_bytes(KIND), EACH = 2 * D::inputs(KIND);
-    const int task = block + place(chunk) * BLOCKS;
-    const unsigned char* from =
-        (const unsigned char*)(KIND == D::HEAD ? a.head : of_layer(layer, matrix_word(KIND))) +
-        (long long)task * BYTES;
-    const bool whole = D::at_once(KIND) == 1 || 2 * task + 1 < D::outputs(KIND);
-    const sptr<unsigned char> to = room_of<KIND>(chunk, slot);
-#pragma unroll
-    for (int first = 0; first < BYTES; first += 512) {
-      const int at = first + lane * 16;
-      if (at < BYTES && (whole || at < EACH)) copy_async<16>(to + at, from + at, 16);
-    }
-  }
-  // One group of copies for each chunk, even where the warp has no task in it.
-  template <int KIND>
-  DEVICE void fetch_all(int layer, int slot) {
-    for (int chunk = 0; chunk < D::chunks(KIND); chunk++) {
-      if (has_task<KIND>(chunk)) fetch<KIND>(chunk, layer, slot);
-      commit_copies();
-    }
-  }
-  // The same of the matrix that takes the room of layer's matrix: DEPTH layers behind it.
-  template <int KIND>
-  DEVICE void fetch_next(int chunk, int layer) {
-    if constexpr (KIND == D::HEAD) {
-      if (step + 1 < a.steps) fetch<KIND>(chunk, layer, 0);
-    } else {
-      const int next = layer + D::DEPTH;
-      if (next < D::LAYERS)
-        fetch<KIND>(chunk, next, slot);
-      else if (step + 1 < a.steps)
-        fetch<KIND>(chunk, next - D::LAYERS, slot);
-    }
-  }
-
-  // The block's rows of a matrix times x.
-  template <int KIND, bool ORDERED = false>
-  DEVICE void product(int layer) {
-    for (int chunk = 0; chunk < D::chunks(KIND); chunk++) {
-      // Of DEPTH layers the oldest group is this one's; the head's makes it one more.
-      wait_copies<D::DEPTH * D::GROUPS - 1>();
-      if (has_task<KIND>(chunk)) {
-        sync_warp();
-        multiply<KIND, ORDERED>(chunk, layer);
-        sync_warp();
-        fetch_next<KIND>(chunk, layer);
-      }
-      commit_copies();
-    }
-  }
-  template <int KIND, bool ORDERED>
-  DEVICE void multiply(int chunk, int layer) const {
-    constexpr int INPUTS = D::inputs(KIND), T = D::at_once(KIND);
-    const sptr<bf16> w = cast<bf16>(room_of<KIND>(chunk, slot));
-    const int task = block + place(chunk) * BLOCKS;
-    const int second = T == 1 || 2 * task + 1 < D::outputs(KIND) ? INPUTS : 0;
-    float y[T][ROWS];
-#pragma unroll
-    for (int i = 0; i < T * ROWS; i++) y[i / ROWS][i % ROWS] = 0.0f;
-#pragma unroll(T == 2 ? 8 : 4)
-    for (int at = lane * 8; at < INPUTS; at += 256) {
-      float weights[T][8];
-#pragma unroll
-      for (int row = 0; row < T; row++) load<8, bf16>(weights[row], w + (row * second + at));
-#pragma unroll
-      for (int text = 0; text < ROWS; text++) {
-        float v[8];
-        load<8, bf16>(v, x + (text * D::MOST_INPUTS + at));
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-#pragma unroll
-          for (int row = 0; row < T; row++)
-            y[row][text] = fused(weights[row][i], v[i], y[row][text]);
-        }
-      }
-    }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < T * ROWS; i++)
-        y[i / ROWS][i % ROWS] += shuffle_xor(y[i / ROWS][i % ROWS], mask);
-    }
-    if (lane > 0) return;
-    const int to = D::posts(KIND, layer) + task;
-    if constexpr (T == 2) {
-      posts.template put<ORDERED>(to, turn(), pack_bf16(y[0][0], y[1][0]));
-    } else {
-#pragma unroll
-      for (int pair = 0; pair < PAIRS; pair++)
-        posts.template put<ORDERED>(
-            to + pair * D::line(KIND), turn(),
-            pack_bf16(y[0][2 * pair], 2 * pair + 1 < ROWS ? y[0][2 * pair + 1] : 0.0f));
-    }
-  }
-
-  // The next product reads what is written to x from now on. Who still multiplies reads the other
-  // one, until all have met.
-  DEVICE void turn_x() {
-    const sptr<bf16> last = x;
-    x = other;
-    other = last;
-  }
+  // ---- what others yield
 
   // Shows every number of a matrix's outputs to `put(text, output, number)`.
   template <int KIND, bool ORDERED = false, class Put>
@@ -251,7 +114,7 @@ struct Decode {
         if (word < WORDS)
           at[i] = D::posts(KIND, layer) + word / TASKS * D::line(KIND) + word % TASKS;
       }
-      posts.template take<N, ORDERED>(words, at, turn());
+      seen.template take<N, ORDERED>(words, at, turn());
 #pragma unroll
       for (int i = 0; i < N; i++) {
         const int word = first + i * THREADS, text = word / TASKS * 2, output = word % TASKS * T;
@@ -289,7 +152,7 @@ struct Decode {
   }
 
   // Adds what a layer's matrix yields to the stream; x becomes the norm of the sum. No layer is
-  // before the first.
+  // before the first one.
   template <int KIND>
   DEVICE void norm(const void* gains, int layer) {
     float gain[D::UNITS][2][V];
@@ -351,7 +214,7 @@ struct Decode {
       const int c = column(i, 2 * n / EACH) + 2 * n % EACH * (V / EACH);
       at[n] = c < WIDTH ? D::posts(KIND, layer) + D::word(KIND, text, c) : -1;
     }
-    posts.template take<EACH, false, 2>(words, at, turn());
+    seen.template take<EACH, false, 2>(words, at, turn());
 #pragma unroll
     for (int chunk = 0; chunk < 2; chunk++) {
 #pragma unroll
@@ -390,11 +253,12 @@ struct Decode {
     const sptr<float> numbers = raw_numbers(mine);
     Inputs<G, false, Raw> in(mine, args, Raw{numbers, args, at});
     const sptr<float> y = mine.take<float>(G::AHEAD * G::PARTS);
+    const sptr<float> heads = mine.take<float>(D::HEAD_NUMBERS);
     read_params<G>(args, at, lanes, params);
     const Output<G, false> output(args, at);
     take_raw(layer, at, numbers);
     sync_warp();
-    in.prepare(0, 0);
+    prepare(in, heads);
     sync_warp();
     Unseen<float> visitor;
     run_steps<G, true>(in, lanes, 1, params, S, y, visitor);
@@ -405,6 +269,58 @@ struct Decode {
     }
     lanes.store_state((float*)a.states[step % 2] + state, S);
     sync_warp();
+  }
+
+  // What Inputs::prepare does for one step. All lanes find the numbers of the head: a lane that did
+  // so alone would keep the others from their columns.
+  DEVICE static void prepare(Inputs<G, false, Raw>& in, sptr<float> heads) {
+    using Spec = typename G::Spec;
+    using Read = Inputs<G, false, Raw>;
+    const int lane = thread_index() % 32;
+    if constexpr (Spec::DECAY != Map::none) {
+      float decay = in.decay_param;
+      if constexpr (has_role<Spec>(ROLE_DECAY)) {
+        float u;
+        in.staging.template read<ROLE_DECAY, 1>(&u, 0, 0, 0, 0);
+        decay = mapped<Spec::DECAY>(u, in.decay_param, in.dt_bias);
+      }
+      in.decay = heads;
+      store_one(heads + lane, decay);
+    }
+    if constexpr (Spec::WRITE != Map::none) {
+      float u;
+      in.staging.template read<ROLE_WRITE, 1>(&u, 0, 0, 0, 0);
+      in.write = heads + 32;
+      store_one(heads + 32 + lane, mapped<Spec::WRITE>(u, 0.0f, 0.0f));
+    }
+    for (int pass = 0; pass < Read::Columns::PASSES; pass += Read::TILE)
+      in.prepare_columns(0, pass, 0);
+    for (int pass = 0; pass < Read::Rows::PASSES; pass += Read::Rows::TILE) {
+      in.template prepare_rows<ROLE_V, Spec::V_ACT>(in.v, 0, pass, 0);
+      if constexpr (G::Cell::GATES > 0)
+        in.template prepare_rows<ROLE_G0, Act::none>(in.gates[0], 0, pass, 0);
+      if constexpr (G::Cell::GATES > 1)
+        in.template prepare_rows<ROLE_G1, Act::none>(in.gates[1], 0, pass, 0);
+    }
+  }
+
+  // Which channel is raw input i of a row tile, where it goes, and whether the tile writes its
+  // past.
+  template <int ROLE>
+  DEVICE static void find_raw(int i, const Place& at, int& channel, int& place, bool& writes) {
+    if constexpr (ROLE < ROLES) {
+      constexpr bool BY_ROWS = D::by_rows(ROLE);
+      constexpr int BEGIN = D::begin(ROLE), COUNT = D::count(ROLE), OFFSET = D::raw_offset(ROLE);
+      constexpr int START = D::start(ROLE), WIDE = BY_ROWS ? G::R : G::width(ROLE);
+      const int j = i - BEGIN, row = BY_ROWS ? at.row_tile * G::ROWS + j : j;
+      if (j >= 0 && j < COUNT) {
+        place = OFFSET + j;
+        // Of roles on one slice the first one's.
+        writes = G::Spec::TIE[ROLE] < 0 && (BY_ROWS || at.row_tile == 0);
+        if (row < WIDE) channel = START + at.head * WIDE + row;
+      }
+      find_raw<ROLE + 1>(i, at, channel, place, writes);
+    }
   }
 
   // Puts a row tile's raw inputs into shared memory, convolved where there is a convolution.
@@ -419,23 +335,13 @@ struct Decode {
       channel[n] = words[n] = -1;
       place[n] = 0;
       writes[n] = false;
-#pragma unroll
-      for (int role = 0; role < ROLES; role++) {
-        const int j = n * 32 + lane - D::begin(role);
-        if (j < 0 || j >= D::count(role)) continue;
-        const int row = D::by_rows(role) ? at.row_tile * G::ROWS + j : j;
-        const int width = D::by_rows(role) ? G::R : G::width(role);
-        place[n] = D::raw_offset(role) + j;
-        // Of roles on one slice the first one's.
-        writes[n] = G::Spec::TIE[role] < 0 && (D::by_rows(role) || at.row_tile == 0);
-        if (row < width) channel[n] = D::start(role) + at.head * width + row;
-      }
+      find_raw<0>(n * 32 + lane, at, channel[n], place[n], writes[n]);
       if (channel[n] >= 0)
         words[n] = D::posts(D::CELL, layer) + D::word(D::CELL, (int)at.batch, channel[n]);
       if constexpr (CONVOLVES)
         read_past(layer, (int)at.batch, channel[n], past[n], tap[n], bias[n]);
     }
-    posts.template take<N>(found, words, turn());
+    seen.template take<N>(found, words, turn());
 #pragma unroll
     for (int n = 0; n < N; n++) {
       if (channel[n] < 0) continue;
@@ -462,18 +368,20 @@ struct Decode {
     const int channel = (int)at.batch * D::MIXED + at.head * G::R + at.row_tile * G::ROWS + first;
 #pragma unroll
     for (int e = 0; e < N; e += EACH)
-      posts.put(D::reads(layer) + (channel + e) / EACH, turn(),
-                pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
+#pragma unroll
+      for (int copy = 0; copy < D::COPIES; copy++)
+        posts.put(copy * D::POSTS + D::reads(layer) + (channel + e) / EACH, turn(),
+                  pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
   }
 
-  // x becomes the outputs of a layer's recurrence, of which a thread takes two words at once.
+  // x becomes the outputs of a layer's recurrence. A thread takes two words of them.
   DEVICE void take_reads(int layer) {
     constexpr int EACH = 2 * D::READS_OF_WORD;
     turn_x();
     for (int pair = thread_index(); 2 * pair < D::READ_WORDS; pair += THREADS) {
       unsigned words[2];
       const int at[1] = {D::reads(layer) + 2 * pair};
-      posts.template take<1, false, 2>(words, at, turn());
+      seen.template take<1, false, 2>(words, at, turn());
       const int text = EACH * pair / D::MIXED, channel = EACH * pair % D::MIXED;
       const sptr<bf16> to = x + (text * D::MOST_INPUTS + channel);
       if constexpr (EACH == 4)
@@ -487,6 +395,8 @@ struct Decode {
   // ---- the convolution: of what the recurrence reads, or of what stands before the cell's matrix
 
   static constexpr bool CONVOLVES = D::TAPS > 0 && !D::CELLS;
+  // A state is read by the threads that wrote it, and a past by others too, a step later.
+  static constexpr bool TELLS = D::TAPS > 0;
 
   DEVICE static int past_of(int layer, int text, int tap, int channel) {
     return ((layer * ROWS + text) * (D::TAPS - 1) + tap) * D::CONVOLVED + channel;
@@ -531,104 +441,96 @@ struct Decode {
     sync_block();
   }
 
-  // x becomes what `number(text, c)` tells of every input; a thread has two at once.
-  template <class Number>
-  DEVICE void fill_x(int inputs, const Number& number) {
-    for (int pair = thread_index(); pair < ROWS * inputs / 2; pair += THREADS) {
-      const int text = 2 * pair / inputs, c = 2 * pair % inputs;
-      const float y[2] = {number(text, c), number(text, c + 1)};
-      store<2, bf16>(x + (text * D::MOST_INPUTS + c), y);
-    }
-    sync_block();
-  }
-
   // x becomes silu of what the input projection yields, convolved before.
   DEVICE void activate_inner(int layer) {
     take_between<D::IN>(layer);
-    fill_x(D::INNER, [&](int text, int c) {
-      float u = load_one(between + (text * D::BETWEEN + c));
-      if constexpr (D::TAPS > 0) {
-        float past[D::TAPS], tap[D::TAPS], bias;
-        read_past(layer, text, c, past, tap, bias);
-        u = convolved(layer, text, c, u, past, tap, bias, c % BLOCKS == block);
+    for (int n = 2 * thread_index(); n < ROWS * D::INNER; n += 2 * THREADS) {
+      const int text = n / D::INNER, first = n % D::INNER;
+      float u[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int c = first + i;
+        u[i] = load_one(between + (text * D::BETWEEN + c));
+        if constexpr (D::TAPS > 0) {
+          float past[D::TAPS], tap[D::TAPS], bias;
+          read_past(layer, text, c, past, tap, bias);
+          u[i] = convolved(layer, text, c, u[i], past, tap, bias, c / 2 % BLOCKS == block);
+        }
+        // As PyTorch has it.
+        if constexpr (D::ACTIVATED) u[i] = exact_quotient(u[i], 1.0f + exact_exp(-u[i]));
       }
-      // As PyTorch has it.
-      if constexpr (D::ACTIVATED) u = exact_quotient(u, 1.0f + exact_exp(-u));
-      return u;
-    });
+      store<2, bf16>(x + (text * D::MOST_INPUTS + first), u);
+    }
+    sync_block();
   }
 
   // x becomes the hidden channels of the MLP: silu of one half times the other half.
   DEVICE void swiglu(int layer) {
     take_between<D::MLP_IN>(layer);
-    fill_x(D::HIDDEN, [&](int text, int c) {
+    for (int n = 2 * thread_index(); n < ROWS * D::HIDDEN; n += 2 * THREADS) {
+      const int text = n / D::HIDDEN, c = n % D::HIDDEN;
       const sptr<float> place = between + (text * D::BETWEEN + c);
-      const float z = load_one(place), v = load_one(place + D::HIDDEN);
-      float s = z * sigmoid(z);
-      s *= v;
-      return s;
-    });
-  }
-
-  // ---- the draw, and the whole
-
-  // Whether blocks read in the next step what others have written beside the posts. The states are
-  // always read by the warp that wrote them.
-  static constexpr bool TELLS = D::TAPS > 0;
-
-  DEVICE void draw_all() {
-    const float* from = (const float*)a.uniform + (long long)step * ROWS;
-    float uniform[ROWS];
+      float z[2], v[2], s[2];
+      load<2, float>(z, place);
+      load<2, float>(v, place + D::HIDDEN);
 #pragma unroll
-    for (int text = 0; text < ROWS; text++) uniform[text] = load_one(from + text);
-    take<D::HEAD, TELLS>(D::LAYERS, [&](int text, int value, float number) {
-      store_one(logits + (text * D::VALUES + value), number);
-    });
-#pragma unroll
-    for (int text = 0; text < ROWS; text++) {
-      sync_block();
-      const long long at = (long long)step * ROWS + text;
-      const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
-      draw_one<typename D::Draw>(room, a.sampling, uniform[text], logit, [&](int value) {
-        store_one(tokens + text, value);
-        if (block == 0) store_one((long long*)a.drawn + at, (long long)value);
-      });
+      for (int i = 0; i < 2; i++) {
+        s[i] = z[i] * sigmoid(z[i]);
+        s[i] *= v[i];
+      }
+      store<2, bf16>(x + (text * D::MOST_INPUTS + c), s);
     }
     sync_block();
   }
 
-  // A layer, behind its norm.
+  // ---- the draw, and the whole
+
+  DEVICE void draw_all() {
+    take<D::HEAD, TELLS>(D::LAYERS, [&](int text, int value, float number) {
+      store_one(logits + (text * D::VALUES + value), number);
+    });
+    for (int text = 0; text < ROWS; text++) {
+      sync_block();
+      const long long at = (long long)step * ROWS + text;
+      const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
+      draw_one<typename D::Draw>(room, a.sampling, load_one((const float*)a.uniform + at), logit,
+                                 [&](int value) {
+                                   store_one(tokens + text, value);
+                                   if (block == 0)
+                                     store_one((long long*)a.drawn + at, (long long)value);
+                                 });
+    }
+    sync_block();
+  }
+
+  static constexpr int LAST = D::PER_LAYER - 1;
+
   DEVICE void pass_layer(int layer) {
-    product<D::IN>(layer);
+    norm<LAST>(of_layer(layer, NORM), layer - 1);
+    this->template product<D::IN>(layer);
     if constexpr (D::CELLS) {
       activate_inner(layer);
-      product<D::CELL>(layer);
+      this->template product<D::CELL>(layer);
     }
     recur(layer);
     take_reads(layer);
-    product<D::OUT>(layer);
+    this->template product<D::OUT>(layer);
     if constexpr (D::HIDDEN > 0) {
       norm<D::OUT>(of_layer(layer, MLP_NORM), layer);
-      product<D::MLP_IN>(layer);
+      this->template product<D::MLP_IN>(layer);
       swiglu(layer);
-      product<D::MLP_OUT>(layer);
+      this->template product<D::MLP_OUT>(layer);
     }
-    slot = slot + 1 == D::DEPTH ? 0 : slot + 1;
   }
 
   DEVICE void run() {
     begin();
     for (; step < a.steps; step++) {
       embed();
-      // One loop, so that each norm is there once: a multiprocessor holds few instructions.
 #pragma unroll 1
-      for (int layer = 0;; layer++) {
-        const bool behind = layer == D::LAYERS;
-        norm<D::PER_LAYER - 1>(behind ? a.final_norm : of_layer(layer, NORM), layer - 1);
-        if (behind) break;
-        pass_layer(layer);
-      }
-      product<D::HEAD, TELLS>(D::LAYERS);
+      for (int layer = 0; layer < D::LAYERS; layer++) pass_layer(layer);
+      norm<LAST>(a.final_norm, D::LAYERS - 1);
+      this->template product<D::HEAD, TELLS>(D::LAYERS);
       draw_all();
     }
   }

@@ -1,5 +1,5 @@
-// What one launch of the kernel of whole steps receives, and what is known of it at compile time.
-// ops/decode/step.py mirrors the sizes.
+// What one launch of the kernel of whole steps receives, what is known of it at compile time, and
+// the order of a block's work. ops/decode/step.py mirrors the sizes.
 #pragma once
 #include "cuda/add_norm/add_norm.cuh"
 #include "cuda/decode/draw.cuh"
@@ -41,14 +41,15 @@ struct DecodeConfig : Model_ {
   static_assert(Tile::WARPS == 1 && Tile::STEPS == 1 && !Tile::PRODUCERS, "one step, in a warp");
   HD static constexpr int most(int a, int b) { return a > b ? a : b; }
   HD static constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
-  static constexpr int ROWS = Model::ROWS, PAIRS = (ROWS + 1) / 2, THREADS = 32 * Model::WARPS;
+  static constexpr int ROWS = Model::ROWS, PAIRS = (ROWS + 1) / 2, WARPS = Model::WARPS;
+  static constexpr int BLOCKS = Model::BLOCKS, THREADS = 32 * WARPS;
   static constexpr int MIXED = Model::HEADS * Tile::R;  // channels of the output projection
   using Norm = AddNormTileConfig<bf16, bf16, Model::WIDTH, 4, 2, (Model::WIDTH + 255) / 256>;
   static_assert(Norm::HELD && Model::WIDTH % 8 == 0 && MIXED % 8 == 0 && Model::HIDDEN % 8 == 0 &&
                     Model::INNER % 8 == 0,
                 "rows are whole vectors");
   // Warps of add_norm.cuh, for all texts: of each warp here.
-  static constexpr int UNITS = (ROWS * Norm::WARPS + Model::WARPS - 1) / Model::WARPS;
+  static constexpr int UNITS = ceil_div(ROWS * Norm::WARPS, WARPS);
   static constexpr int PARTS = most(1, least(4, 1 << log2_of(THREADS / Model::VALUES)));
   using Draw = DrawTileConfig<bf16, Model::VALUES, PARTS>;
   static_assert(THREADS >= Draw::THREADS, "a value has a thread");
@@ -58,6 +59,7 @@ struct DecodeConfig : Model_ {
   static constexpr bool CELLS = Model::INNER > 0;
   static constexpr int IN = 0, CELL = CELLS, OUT = CELLS + 1, MLP_IN = OUT + 1, MLP_OUT = OUT + 2;
   static constexpr int PER_LAYER = OUT + 1 + (Model::HIDDEN ? 2 : 0), HEAD = PER_LAYER;
+  static constexpr int MATRICES = Model::LAYERS * PER_LAYER + 1;
 
   HD static constexpr int outputs(int kind) {
     return kind == HEAD     ? Model::VALUES
@@ -76,36 +78,51 @@ struct DecodeConfig : Model_ {
       most(most(Model::WIDTH, MIXED), most(Model::HIDDEN, Model::INNER));
   static constexpr int BETWEEN = most(Model::INNER, 2 * Model::HIDDEN);
 
-  // Rows of a matrix that a warp multiplies at once, and how many such tasks there are.
+  // Rows whose outputs share a word, and how many such tasks a matrix has: in all, and of a block.
   HD static constexpr int at_once(int kind) { return ROWS == 1 && kind != HEAD ? 2 : 1; }
-  HD static constexpr int tasks(int kind) {
-    return (outputs(kind) + at_once(kind) - 1) / at_once(kind);
-  }
+  HD static constexpr int tasks(int kind) { return ceil_div(outputs(kind), at_once(kind)); }
+  HD static constexpr int places(int kind) { return ceil_div(tasks(kind), BLOCKS); }
 
-  // ---- a block's part of each matrix: every BLOCKS-th task
-
-  static constexpr int FIRST_WARP = least(ROWS * Norm::WARPS, Model::WARPS) % Model::WARPS;
-  HD static constexpr int tasks_here(int kind) {
-    return (tasks(kind) + Model::BLOCKS - 1) / Model::BLOCKS;
+  // With SPLIT warps share the rows of a block and the chunks of a row: PARTS warps have the same
+  // rows, and GROUPS of warps the same chunks. Else a row is a warp's. In both cases sums are in
+  // the order of row_product.cuh: a lane's numbers of a chunk, then the chunks, then the lanes.
+  static constexpr int CHUNK = 32 * 8;
+  // Whole rows are for warps that have no norm, as far as there are such.
+  static constexpr int FIRST_WARP = Model::SPLIT ? 0 : least(ROWS * Norm::WARPS, WARPS) % WARPS;
+  HD static constexpr int chunks(int kind) { return ceil_div(inputs(kind), CHUNK); }
+  HD static constexpr int work(int kind, int parts) {
+    return ceil_div(chunks(kind), parts) * ceil_div(places(kind), WARPS / parts);
   }
-  HD static constexpr int chunks(int kind) {
-    return (tasks_here(kind) + Model::WARPS - 1) / Model::WARPS;
+  HD static constexpr int parts(int kind) {
+    int best = 1;
+    if (!Model::SPLIT) return 1;
+    for (int n = 2; n <= least(chunks(kind), WARPS); n++)
+      if (work(kind, n) <= work(kind, best)) best = n;
+    return best;
   }
-  HD static constexpr int task_bytes(int kind) { return 2 * inputs(kind) * at_once(kind); }
-  HD static constexpr int row_bytes(int kind) { return tasks_here(kind) * task_bytes(kind); }
-  HD static constexpr int row_bytes_before(int kind) {
-    int sum = 0;
-    for (int i = 0; i < kind; i++) sum += row_bytes(i);
-    return sum;
+  HD static constexpr int groups(int kind) { return WARPS / parts(kind); }
+  HD static constexpr int own_chunks(int kind) { return ceil_div(chunks(kind), parts(kind)); }
+  // A warp has at most HELD rows in shared memory; more are for another pass.
+  HD static constexpr int passes(int kind) {
+    return ceil_div(ceil_div(places(kind), groups(kind)), Model::HELD / at_once(kind));
   }
-  static constexpr int ROW_BYTES = row_bytes_before(PER_LAYER);  // of a layer
-  HD static constexpr int chunks_before(int kind) {
-    int sum = 0;
-    for (int i = 0; i < kind; i++) sum += chunks(i);
-    return sum;
+  HD static constexpr int held(int kind) {
+    return ceil_div(ceil_div(places(kind), groups(kind)), passes(kind));
   }
-  static constexpr int GROUPS = chunks_before(PER_LAYER);  // of copies, in a layer
-  static_assert(Model::DEPTH <= Model::LAYERS, "layers whose rows are in shared memory");
+  // Of a pass: tasks of the block, and its rows for all texts.
+  HD static constexpr int at_a_pass(int kind) { return held(kind) * groups(kind); }
+  HD static constexpr int lines(int kind) { return at_a_pass(kind) * at_once(kind) * ROWS; }
+  HD static constexpr int slot(int kind) {
+    return 2 * CHUNK * held(kind) * at_once(kind) * own_chunks(kind);
+  }
+  HD static constexpr int most_slot(int kind) {
+    return kind == HEAD ? slot(kind) : most(slot(kind), most_slot(kind + 1));
+  }
+  HD static constexpr int most_partial(int kind) {
+    return kind == HEAD ? chunks(kind) * lines(kind)
+                        : most(chunks(kind) * lines(kind), most_partial(kind + 1));
+  }
+  static constexpr int SLOT = most_slot(IN), PARTIAL = Model::SPLIT ? 32 * most_partial(IN) : 0;
 
   // ---- the words that blocks post: two numbers each, of two outputs or of two texts
 
@@ -129,6 +146,10 @@ struct DecodeConfig : Model_ {
   HD static constexpr int posts(int kind, int layer) {
     return reads(layer) + (kind == HEAD ? 0 : before(kind));
   }
+  // Several copies of all words: a block looks at one of them, so that fewer wait at a cache line.
+  static constexpr int POSTS = reads(Model::LAYERS) + PAIRS * line(HEAD);
+  static constexpr int COPIES = Model::COPIES;
+  static_assert(COPIES <= 16, "half a warp writes a word");
 
   // ---- raw inputs of a row tile: the numbers of every role, one after another
 
@@ -149,16 +170,37 @@ struct DecodeConfig : Model_ {
   static constexpr int RAW = begin(ROLES), RAW_NUMBERS = (RAW + 31) / 32;  // of a lane
   static constexpr int ITEMS = ROWS * Model::HEADS * Tile::ROW_TILES;
   static constexpr int STATE = ROWS * Model::HEADS * Tile::R * Tile::N;  // of a layer
-  static constexpr int TILE_BYTES =
-      up(4 * raw_offset(ROLES)) + Tile::input_bytes(false) + Tile::bytes(Tile::AHEAD * Tile::PARTS);
+  static constexpr int HEAD_NUMBERS = 2 * 32;  // of a row tile's head, a copy for each lane
+  static constexpr int TILE_BYTES = up(4 * raw_offset(ROLES)) + Tile::input_bytes(false) +
+                                    Tile::bytes(Tile::AHEAD * Tile::PARTS) + 4 * HEAD_NUMBERS;
 
   static constexpr int LAYER_WORDS = sizeof(DecodeLayer) / 8;
   // What Decode takes of an arena, in its order.
   static constexpr int SHARED_BYTES =
-      up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) + 2 * up(2 * ROWS * MOST_INPUTS) +
-      up(4 * ROWS * Norm::WARPS) + up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) +
-      3 * up(4 * Model::VALUES) + 16 + up(Model::DEPTH * ROW_BYTES + row_bytes(HEAD)) +
-      Model::WARPS * TILE_BYTES;
+      up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) +
+      2 * up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) + up(4 * ROWS * Norm::WARPS) +
+      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 4 * up(4 * Model::VALUES) +
+      up(4 * Draw::PLACED) + 16 + up(SLOT * Model::SLOTS * WARPS) + WARPS * TILE_BYTES;
+};
+
+// A pass of a product among all that a block goes through in a launch.
+template <class D>
+struct Pass {
+  int step = 0, layer = 0, kind = 0, pass = 0;
+
+  template <int KIND>
+  DEVICE void next() {
+    if (++pass < D::passes(KIND)) return;
+    pass = 0;
+    if constexpr (KIND == D::HEAD) {
+      kind = layer = 0;
+      step++;
+    } else {
+      kind = KIND + 1;
+      if (kind == D::PER_LAYER && ++layer < D::LAYERS) kind = 0;
+    }
+  }
+  DEVICE int matrix() const { return layer * D::PER_LAYER + (kind == D::HEAD ? 0 : kind); }
 };
 
 // The raw inputs of a step as the matrix-state engine reads them.
@@ -171,7 +213,8 @@ struct RawInputs {
 
   template <int ROLE, int V, class A>
   DEVICE void read(A* x, int, int64_t, int, int first) const {
-    load<V, float>(x, numbers + (D::raw_offset(ROLE) + first));
+    constexpr int OFFSET = D::raw_offset(ROLE);  // not summed up by the GPU
+    load<V, float>(x, numbers + (OFFSET + first));
   }
 };
 

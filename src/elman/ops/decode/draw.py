@@ -72,9 +72,13 @@ def draw_into(
 
 @cache
 def _grid(texts: int, values: int) -> Launch:
-    # Three arrays of a number for each value, and one number: each on a boundary of 16 bytes.
-    shared = 3 * math.ceil(values / 4) * 16 + 16
-    return Launch("draw", texts, 32 * math.ceil(values / 32), shared, early=True)
+    return Launch("draw", texts, 32 * math.ceil(values / 32), room(values), early=True)
+
+
+def room(values: int) -> int:
+    """Return the bytes of shared memory that a draw takes, as DrawRoom has it."""
+    # Four arrays of a number for each value, one for each warp, and a number: on boundaries of 16.
+    return 16 * (4 * math.ceil(values / 4) + math.ceil(math.ceil(values / 32) / 4) + 1)
 
 
 @cache

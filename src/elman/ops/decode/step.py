@@ -22,6 +22,8 @@ from elman.kernels.driver import Limits
 from elman.kernels.launching import Launch
 from elman.ops.common.abi_check import layout_assertions, same
 from elman.ops.common.cuda_kernels import CudaKernels, Launching, approximate
+from elman.ops.decode.draw import room
+from elman.ops.decode.shares import Share
 from elman.ops.matrix_state.abi import layouts
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import choose, forward_of, natural_align
@@ -33,7 +35,21 @@ MOST_ROWS = 4
 """Texts at a time; the products of more are PyTorch's, in an order of sums of its own."""
 _FASTER_WIDTH = 1536  # the widest model that was measured
 _MOST_WIDTH = 4096  # rows of a norm stay in registers up to here
-_SHAPES = ((16, 2), (16, 1), (8, 1))  # warps and depth, the best first
+SHAPES = (
+    (16, 2, 1, False),
+    (16, 1, 1, False),
+    (8, 2, 1, False),
+    (8, 1, 1, False),
+    (8, 1, 1, True),
+)
+"""Warps, slots, copies and split for one text, the best first; tools/gpu/text.py measures others.
+
+Which product is faster was not measured. The first one is the one that was there before.
+"""
+SEVERAL_SHAPES = ((8, 2, 1, True), (8, 1, 1, True), (8, 1, 1, False))
+"""The same for several texts: with 8 warps there are registers for four."""
+_HEAD_BYTES = 4 * 2 * 32  # two numbers of a head for each lane
+_HELD = 8  # rows of a matrix that a warp has in shared memory at once
 _OF_ROWS = ("v", "g0", "g1", "gate")
 _WARP, _HALF, _VECTOR = 32, 2, 8
 _HEADERS = ("cuda/common/device.cuh", "cuda/common/grid.cuh")
@@ -77,17 +93,21 @@ class StepConfig:
         sizes: The model.
         rows: Texts.
         tile: How a warp holds the state.
-        warps: Of a block.
-        depth: Layers whose weights are in shared memory or on their way.
         blocks: Blocks of the grid.
+        warps: Of a block.
+        slots: Passes of products whose weights are in shared memory or on their way.
+        copies: Of what blocks post; a block looks at one of them.
+        split: Whether warps share the columns of a row, or a row is a warp's.
     """
 
     sizes: Sizes
     rows: int
     tile: TileConfig
-    warps: int
-    depth: int
     blocks: int
+    warps: int
+    slots: int
+    copies: int = 1
+    split: bool = False
 
     @property
     def threads(self) -> int:
@@ -111,8 +131,22 @@ class StepConfig:
         return found
 
     @property
+    def shares(self) -> list[Share]:
+        """How a block's warps share a layer's products, and the last one."""
+        at_once = 2 if self.rows == 1 else 1
+        products = [(*sizes, at_once) for sizes in self.matrices]
+        products.append((self.sizes.values, self.sizes.width, 1))
+        return [
+            Share(outputs, inputs, self.rows, together, self.blocks, self.warps, _HELD, self.split)
+            for outputs, inputs, together in products
+        ]
+
+    @property
     def posts(self) -> int:
-        """Words that blocks post in a step: numbers of two outputs, or of two texts, each."""
+        """Words that blocks post in a step: numbers of two outputs, or of two texts, each.
+
+        The first word of everything is an even one.
+        """
         one, pairs = self.sizes, math.ceil(self.rows / 2)
         reads = self.rows * self.mixed // (2 if self.tile.staged_vector % 2 == 0 else 1)
         outputs = (outputs for outputs, _ in self.matrices)
@@ -120,7 +154,7 @@ class StepConfig:
             _round(math.ceil(count / 2) if self.rows == 1 else count, 2) * pairs
             for count in outputs
         )
-        return one.layers * of_layer + _round(one.values, 2) * pairs
+        return self.copies * (one.layers * of_layer + _round(one.values, 2) * pairs)
 
     @property
     def shared_bytes(self) -> int:
@@ -128,28 +162,20 @@ class StepConfig:
         one, rows, plan = self.sizes, self.rows, self.sizes.plan
         inner = max(inputs for _, inputs in self.matrices)
         tile = 4 * sum(_round(self._raw(name), 4) for name, _ in plan.roles)
+        slot = max(share.slot_bytes for share in self.shares)
         arrays = [
+            8 * (one.layers * len(self.matrices) + 1),
             ctypes.sizeof(DecodeLayer) * one.layers,
             4 * rows,
             *(_HALF * rows * inner,) * 2,
+            max(share.partial_bytes for share in self.shares),
             4 * rows * math.ceil(one.width / 256),
             4 * rows * max(one.inner, 2 * one.hidden),
             4 * rows * one.values,
-            *(4 * one.values,) * 3,
-            4,
-            self.depth * self._row_bytes + _HALF * one.width * math.ceil(one.values / self.blocks),
+            slot * self.slots * self.warps,
         ]
-        tiles = self.warps * (_round(tile, 16) + self.tile.step_bytes)
-        return sum(_round(size, 16) for size in arrays) + tiles
-
-    @property
-    def _row_bytes(self) -> int:
-        """Return the bytes of a block's rows of a layer's matrices."""
-        at_once = 2 if self.rows == 1 else 1
-        return sum(
-            _HALF * inputs * at_once * math.ceil(math.ceil(outputs / at_once) / self.blocks)
-            for outputs, inputs in self.matrices
-        )
+        tiles = self.warps * (_round(tile, 16) + self.tile.step_bytes + _HEAD_BYTES)
+        return sum(_round(size, 16) for size in arrays) + room(one.values) + tiles
 
     def _raw(self, role: str) -> int:
         """Return the raw inputs of a role that a row tile reads."""
@@ -197,8 +223,8 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     # As the kernel of a single step has it, so that sums are in one order.
     tile = replace(tile, align=_align(found, sizes))
     blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
-    for warps, depth in _SHAPES:
-        config = StepConfig(sizes, rows, tile, warps, min(depth, sizes.layers), blocks)
+    for shape in SHAPES if rows == 1 else SEVERAL_SHAPES:
+        config = StepConfig(sizes, rows, tile, blocks, *shape)
         if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
             return config
     return None
@@ -259,9 +285,12 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
     ]
     constants = {
         "ROWS": config.rows,
-        "WARPS": config.warps,
-        "DEPTH": config.depth,
         "BLOCKS": config.blocks,
+        "WARPS": config.warps,
+        "HELD": _HELD,
+        "COPIES": config.copies,
+        "SPLIT": int(config.split),
+        "SLOTS": config.slots,
         "LAYERS": one.layers,
         "WIDTH": one.width,
         "CHANNELS": one.channels,

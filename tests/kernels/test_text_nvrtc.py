@@ -1,0 +1,36 @@
+"""The kernel of whole steps keeps its numbers in registers, and fits a multiprocessor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elman.kernels.nvrtc import Unit
+from elman.layers import E88
+from elman.ops.decode import step
+from elman.ops.decode.step import MOST_ROWS, Sizes
+from elman.ops.matrix_state.cuda.heuristics import H200
+
+
+@pytest.mark.parametrize("texts", [1, MOST_ROWS])
+def test_nothing_is_spilled(texts: int) -> None:
+    layer: Any = E88(1536, n_heads=32, n_state=16, device="meta").text_layer()
+    channels, width = layer.in_proj.shape
+    sizes = Sizes(
+        layer.plan,
+        layers=20,
+        width=width,
+        channels=channels,
+        inner=0,
+        activated=False,
+        convolved=0,
+        taps=0,
+        hidden=0,
+        values=256,
+    )
+    config = step.choose_config(sizes, texts, H200)
+    assert config is not None
+    (used,) = Unit(step.unit_text(config), "text", "sm_90", fast=True).resources().values()
+    assert used.spilled == 0
+    assert used.registers * config.threads <= 65536
