@@ -17,7 +17,7 @@ from elman.models.counts import Counts, count_params
 from elman.models.language_model import LanguageModel
 from elman.models.mixed import requested_backends, resolved_backends
 from elman.models.sizing import solve
-from elman.models.state_bytes import state_size
+from elman.models.state_bytes import state_bytes, state_size
 from elman.models.state_sizes import StateSize, key_of
 from elman.sections.model import ModelConfig
 from elman.training.flops import forward_flops
@@ -133,6 +133,30 @@ def test_the_state_of_a_layer_is_the_mean_over_the_layers() -> None:
     assert llama == StateSize(0, 2 * 2 * 8, 8)
     found = state_size(model)
     assert found == StateSize(-(-(e1.fixed + 2 * e88.fixed) // 4), llama.per_byte // 4, 8)
+
+
+def test_every_attention_of_a_stack_grows_to_a_limit_of_its_own() -> None:
+    model = config(f"[e1,{LLAMA},{LLAMA.replace('context:9', 'context:3')},e1]")
+    e1, nine, three = (state_size(part) for part in model.parts())
+    assert e1 is not None
+    assert (nine, three) == (StateSize(0, 32, 8), StateSize(0, 32, 2))
+    for positions, kept in ((1, 1 + 1), (5, 5 + 2), (100, 8 + 2)):
+        mean = -(-(2 * e1.fixed + 32 * kept) // 4)
+        assert state_bytes(model, positions, narrow_bytes=2) == mean
+
+
+def test_layers_before_the_first_other_one_have_the_weights_of_the_model_of_one_cell() -> None:
+    """Weights are drawn layer by layer, and the embedding behind the last one."""
+    models = []
+    for layers in ("null", "[{cell:e88,n_heads:2,n_state:4,at:2}]"):
+        torch.manual_seed(3)
+        models.append(build_model(config(layers)).state_dict())
+    plain, mixed = models
+    for name in plain:
+        if name.startswith(("layers.0.", "layers.1.")):
+            assert torch.equal(plain[name], mixed[name])
+    assert not torch.equal(plain["layers.3.in_proj"], mixed["layers.3.in_proj"])
+    assert not torch.equal(plain["embedding"], mixed["embedding"])
 
 
 def test_states_counted_ahead_are_those_of_the_whole_stack() -> None:

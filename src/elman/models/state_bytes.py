@@ -27,19 +27,39 @@ def state_size(model: ModelConfig, *, narrow_bytes: int = BF16_BYTES) -> StateSi
         Its size, of a mixed stack the mean over its layers, rounded up, with the largest limit of
         those that grow; None if a layer does not say what its state is.
     """
-    parts = model.parts()
-    found = [_of_one_cell(part, narrow_bytes) for part in parts]
-    sizes = [one for one in found if one is not None]
-    if len(sizes) < len(parts):
+    if not (sizes := _of_layers(model, narrow_bytes)):
         return None
-    if len(parts) == 1:
-        return sizes[0]
-    pairs = [*zip(parts, sizes, strict=True)]
-    fixed = sum(part.depth * size.fixed for part, size in pairs)
-    per_byte = sum(part.depth * size.per_byte for part, size in pairs)
-    limits = [size.most for size in sizes if size.per_byte]
+    if len(sizes) == 1:
+        return sizes[0][1]
+    fixed = sum(layers * size.fixed for layers, size in sizes)
+    per_byte = sum(layers * size.per_byte for layers, size in sizes)
+    limits = [size.most for _, size in sizes if size.per_byte]
     most = None if None in limits else max(filter(None, limits), default=None)
     return StateSize(-(-fixed // model.depth), -(-per_byte // model.depth), most)
+
+
+def state_bytes(model: ModelConfig, positions: int, *, narrow_bytes: int) -> int | None:
+    """Return the bytes of one layer's state after so many bytes of context, for one row.
+
+    Args:
+        model: As of :func:`state_size`.
+        positions: Bytes of context.
+        narrow_bytes: As of :func:`state_size`.
+
+    Returns:
+        Of a mixed stack the mean over its layers, each with its own limit, rounded up.
+    """
+    sizes = _of_layers(model, narrow_bytes)
+    whole = sum(layers * size.after(positions) for layers, size in sizes)
+    return -(-whole // model.depth) if sizes else None
+
+
+def _of_layers(model: ModelConfig, narrow_bytes: int) -> list[tuple[int, StateSize]]:
+    """Return for each kind of layer how many there are, and its size; nothing if one is unknown."""
+    parts = model.parts()
+    found = [(part.depth, _of_one_cell(part, narrow_bytes)) for part in parts]
+    sizes = [(layers, size) for layers, size in found if size is not None]
+    return sizes if len(sizes) == len(parts) else []
 
 
 def _of_one_cell(model: ModelConfig, narrow_bytes: int) -> StateSize | None:

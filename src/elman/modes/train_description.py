@@ -28,7 +28,7 @@ from elman.evaluation.result import (
 )
 from elman.models.backends import on_slow_path, tuning_note
 from elman.models.mixed import slow_notes
-from elman.models.state_bytes import BF16_BYTES, state_size
+from elman.models.state_bytes import BF16_BYTES, state_bytes, state_size
 from elman.modes.train_setup import Findings, TrainingSetup
 from elman.ops import cross_entropy
 from elman.runs.folder import config_hash
@@ -194,11 +194,11 @@ def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: 
     if not isinstance(setup.data, TaskData):
         result.loss_chunk = trainer.state.model.chunk_of(_positions(setup))
     result.precision = setup.precision
-    size = state_size(
-        setup.config.model, narrow_bytes=BF16_BYTES if setup.precision == "bf16" else 4
-    )
+    model, narrow = setup.config.model, BF16_BYTES if setup.precision == "bf16" else 4
+    size = state_size(model, narrow_bytes=narrow)
     if size is not None:
-        result.state_bytes = size.after(setup.config.train.chunk_size)
+        chunk = setup.config.train.chunk_size
+        result.state_bytes = state_bytes(model, chunk, narrow_bytes=narrow)
         result.state_bytes_per_byte = size.per_byte
     result.parity, result.norm_parity = findings.parity, findings.norm_parity
     result.path, result.slow_path = setup.path, on_slow_path(setup.backend)
