@@ -66,7 +66,15 @@ def test_layers_edited_in_the_configuration_are_refused(elman: Elman, run: Path)
     config.write_text(text.replace("mlp_width: 64", "mlp_width: 128"))
     status, said = elman("train.resume=run", "train.steps=6")
     assert (status, said.count("\n")) == (2, 1)
-    assert "(model: layers " in said
+    assert "(model: layer 2 mlp_width 64 and 128)" in said
+
+
+def test_weights_of_layers_in_another_order_are_refused(elman: Elman, run: Path) -> None:
+    (run.parent / "text.txt").write_bytes(TEXT)
+    other = "model.layers=[e1,{cell:e1,expansion:1},mingru,{cell:llama,context:16}]"
+    status, said = elman(*SMALL[:-1], other, "train.init_from=run", "train.steps=1")
+    assert (status, said.count("\n")) == (2, 1)
+    assert "(layer 2 llama and mingru)" in said
 
 
 def test_text_is_continued_from_the_states_of_all_layers(elman: Elman, run: Path) -> None:

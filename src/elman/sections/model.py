@@ -204,7 +204,22 @@ class ModelConfig(Section):
         """Return in words in which settings another model differs, this one's value first."""
         one, two = self.settings(), other.settings()
         keys = [key for key in one | two if one.get(key) != two.get(key)]
-        return ", ".join(f"{key} {one.get(key)} and {two.get(key)}" for key in keys)
+        found = {key: f"{key} {one.get(key)} and {two.get(key)}" for key in keys}
+        if "layers" in found and (first := self._first_unlike(other)):
+            found["layers"] = first
+        return ", ".join(found.values())
+
+    def _first_unlike(self, other: ModelConfig) -> str:
+        """Return in words the first layer that is another one in another model, if there is one."""
+        for place, (one, two) in enumerate(zip(self.stack(), other.stack(), strict=False)):
+            if one.cell != two.cell:
+                return f"layer {place} {one.cell} and {two.cell}"
+            if one != two:
+                own, theirs = ({"mlp_ratio": x.mlp_ratio, **x.options} for x in (one, two))
+                keys = [key for key in own | theirs if own.get(key) != theirs.get(key)]
+                pairs = (f"{key} {own.get(key)} and {theirs.get(key)}" for key in keys)
+                return f"layer {place} {', '.join(pairs)}"
+        return ""
 
     def with_vocabulary(self, size: int) -> ModelConfig:
         """Return the model with another vocabulary; the expected count follows its embedding."""
