@@ -51,7 +51,7 @@ pytestmark = pytest.mark.compiler
 
 HEADERS = ("emulation/fast_grid.h",)
 VALUES, HEADS, BLOCKS = 40, 2, 3
-SIZES = {"warps": 2, "slots": 4, "copies": 1, "split": False}
+SIZES = {"warps": 2, "slots": 4, "copies": 1, "split": False, "held": 8}
 SAMPLING = Sampling(0.9, 20, 0.95)
 
 
@@ -184,8 +184,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "row tiles that are not full": {"n_state": 12, "expansion": 2.0, "width": 48},
     "rows of other heads": {"n_state": 4, "n_heads": 6, "use_silu": False},
     "threads for parts of a value": {"warps": 6, "copies": 2, "slots": 1, "split": True},
-    "shared rows": {"split": True, "use_gate": True, "use_conv": True},
-    "wide rows": {"width": 264, "hidden": 520, "copies": 3},
+    "shared rows": {"split": True, "held": 2, "use_gate": True, "use_conv": True},
+    "wide rows": {"width": 264, "hidden": 520, "copies": 3, "held": 2},
     "chunks of a row": {"width": 264, "hidden": 520, "split": True},
     "warps for each chunk": {"width": 520, "n_heads": 6, "n_state": 48, "warps": 5, "split": True},
     "e97": {"cell": E97, "n_heads": 2},

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ Which product is faster was not measured. The first one is the one that was ther
 SEVERAL_SHAPES = ((8, 2, 1, True), (8, 1, 1, True), (8, 1, 1, False))
 """The same for several texts: with 8 warps there are registers for four."""
 _HEAD_BYTES = 4 * 2 * 32  # two numbers of a head for each lane
-_HELD = 8  # rows of a matrix that a warp has in shared memory at once
+_HELD = (8, 2)  # rows of a matrix that a warp has in shared memory at once; 2 for wide ones
 _OF_ROWS = ("v", "g0", "g1", "gate")
 _WARP, _HALF, _VECTOR = 32, 2, 8
 _HEADERS = ("cuda/common/device.cuh", "cuda/common/grid.cuh")
@@ -98,6 +99,7 @@ class StepConfig:
         slots: Passes of products whose weights are in shared memory or on their way.
         copies: Of what blocks post; a block looks at one of them.
         split: Whether warps share the columns of a row, or a row is a warp's.
+        held: Rows of a matrix that a warp has in shared memory at once.
     """
 
     sizes: Sizes
@@ -108,6 +110,7 @@ class StepConfig:
     slots: int
     copies: int = 1
     split: bool = False
+    held: int = _HELD[0]
 
     @property
     def threads(self) -> int:
@@ -137,7 +140,9 @@ class StepConfig:
         products = [(*sizes, at_once) for sizes in self.matrices]
         products.append((self.sizes.values, self.sizes.width, 1))
         return [
-            Share(outputs, inputs, self.rows, together, self.blocks, self.warps, _HELD, self.split)
+            Share(
+                outputs, inputs, self.rows, together, self.blocks, self.warps, self.held, self.split
+            )
             for outputs, inputs, together in products
         ]
 
@@ -223,8 +228,8 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     # As the kernel of a single step has it, so that sums are in one order.
     tile = replace(tile, align=_align(found, sizes))
     blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
-    for shape in SHAPES if rows == 1 else SEVERAL_SHAPES:
-        config = StepConfig(sizes, rows, tile, blocks, *shape)
+    for held, shape in product(_HELD, SHAPES if rows == 1 else SEVERAL_SHAPES):
+        config = StepConfig(sizes, rows, tile, blocks, *shape, held)
         if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
             return config
     return None
@@ -287,7 +292,7 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
         "ROWS": config.rows,
         "BLOCKS": config.blocks,
         "WARPS": config.warps,
-        "HELD": _HELD,
+        "HELD": config.held,
         "COPIES": config.copies,
         "SPLIT": int(config.split),
         "SLOTS": config.slots,
