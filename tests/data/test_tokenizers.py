@@ -125,14 +125,54 @@ def test_a_file_is_read_without_what_it_adds_or_normalizes(source, tmp_path: Pat
     }
     end = {"id": 300, "content": "<|endoftext|>", "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tree["added_tokens"] = [end | flags]
+    tree["added_tokens"] = [end | flags, end | flags | {"id": 301, "content": "    "}]
+    tree["added_tokens"][1]["special"] = False
+    tree["model"]["dropout"] = 0.5
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tree))
     for name in (path, tmp_path):
         tokenizer = named_tokenizer(str(name))
-        assert tokenizer.vocab_size == 301
+        assert tokenizer.vocab_size == 302
         assert_exact(tokenizer)
-    assert tokenizer.encode(b"<|endoftext|>").tolist() == [300]
+    # What looks like a special token is text; another added token is one of the vocabulary.
+    assert 300 not in tokenizer.encode(b"left<|endoftext|>right")
+    assert tokenizer.encode(b"    ").tolist() == [301]
+    assert tokenizer.decode([300]) == b"<|endoftext|>"
+    assert len({tokenizer.encode(TEXT).tobytes() for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize("number", [2**20, 50_000_000])
+def test_an_id_that_would_make_the_model_huge_is_refused(source, tmp_path: Path, number) -> None:
+    tree = json.loads(learned(source).definition)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tree | {"added_tokens": [flags | {"id": number, "content": "<x>"}]}))
+    assert f"has the id {number:,}, and ids go from 0 to 1,048,575" in refused(str(path))
+    ranks = ranks_file(tmp_path / "tiny.tiktoken")
+    ranks.write_text(ranks.read_text() + f"{base64.b64encode(b'far').decode()} {number}\n")
+    pytest.importorskip("tiktoken")
+    assert f"has the id {number:,}" in refused(f"tiktoken:{ranks}")
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"\xff\xff", b"[]"])
+def test_a_damaged_file_of_the_cache_is_learned_anew(source, cache, damaged: bytes) -> None:
+    first = learned(source)
+    (kept,) = cache.glob("data/bpe-300-*/tokenizer.json")
+    kept.write_bytes(damaged)
+    assert learned(source).definition == first.definition
+    assert kept.read_text() == first.definition
+
+
+def test_a_text_that_is_not_utf8_has_tokens_between_its_single_bytes(source) -> None:
+    tokenizer = learned(source)
+    text = "caf\u00e9 and ".encode("latin-1") * 3
+    ids = [tokenizer.encode(part).tolist() for part in (b"caf", b" and caf", b" and ")]
+    single = tokenizer.ids_of_single_bytes(b"\xe9").tolist()
+    caf, between, end = ids
+    assert tokenizer.encode(text).tolist() == [
+        *caf, *single, *between, *single, *between, *single, *end
+    ]  # fmt: skip
+    assert_exact(tokenizer)
 
 
 def test_a_tokenizer_of_sentencepiece_with_tokens_for_bytes_is_read(tmp_path: Path) -> None:
@@ -203,7 +243,8 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Pat
     binary.write_bytes(b"\xff\xff")
     assert "not text" in refused(str(binary))
     missing = refused(str(tmp_path / "missing.json"))
-    assert "No such file or directory; name a tokenizer.json, tiktoken:<name>, bpe" in missing
+    assert "no such file as" in missing
+    assert "missing.json; name a tokenizer.json, tiktoken:<name>, bpe" in missing
 
 
 def test_a_tokenizer_that_writes_other_bytes_is_refused_wherever_it_does(

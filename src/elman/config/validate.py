@@ -162,15 +162,7 @@ def _check_combinations(config: RunConfig) -> None:
             "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
             "drop it"
         )
-    if (
-        isinstance(config.data, DataConfig)
-        and not config.data.has_bytes
-        and config.train.bytes is not None
-    ):
-        raise UserError(
-            f"train.bytes={config.train.bytes}: a step learns from a fixed number of tokens, whose "
-            f"bytes vary; with data.tokenizer={config.data.tokenizer} type train.steps=<number>"
-        )
+    _check_budget_of_tokens(config)
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")

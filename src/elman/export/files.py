@@ -82,14 +82,15 @@ def learned_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         UserError: transformers would read other tokens than the run did.
     """
-    tree: dict[str, Any] = used_parts(json.loads(tokenizer.definition))
+    tree: dict[str, Any] = _without_special(used_parts(json.loads(tokenizer.definition)))
     name, separator, added = SEPARATOR.decode(), tokenizer.separator, tree.get("added_tokens") or []
     others = [one for one in added if one["content"] != name]
     exported = tree | {
         "model": _with_name(tree["model"], separator, name),
         "added_tokens": sorted([_separator_token(separator), *others], key=itemgetter("id")),
     }
-    text = name.join([*(one["content"] for one in others), SAMPLE.decode(), *byte_characters()])
+    known = json.loads(tokenizer.definition).get("added_tokens") or []
+    text = name.join([*(one["content"] for one in known), SAMPLE.decode(), *byte_characters()])
     package = require_tokenizers(_SETTING)
     encoded = package.Tokenizer.from_str(json.dumps(exported)).encode(text)
     if encoded.ids != tokenizer.encode(text.encode()).tolist():
@@ -98,6 +99,19 @@ def learned_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
             "does in elman; use elman.load"
         )
     return exported
+
+
+def _without_special(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a ``tokenizer.json`` that takes text for text, even if it looks like a special token.
+
+    The ids of such tokens stay in the vocabulary, so that a model that draws one can be read.
+    """
+    added, model = tree.get("added_tokens") or [], tree["model"]
+    special = {one["content"]: one["id"] for one in added if one.get("special")}
+    if isinstance(model["vocab"], dict):
+        model = model | {"vocab": special | model["vocab"]}
+    left = [one for one in added if one["content"] not in special]
+    return tree | {"model": model, "added_tokens": left}
 
 
 def _with_name(model: dict[str, Any], number: int, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from elman.base.errors import UserError, first_line
-from elman.data.tokenizers.tokenizer import EncodeTexts, Tokenizer
+from elman.data.tokenizers.tokenizer import EncodeTexts, Tokenizer, bytes_of_ids
 
 INSTALL = "pip install 'elman[tokens]'"
 # Unicode's composed form: left out, so that text keeps its bytes. Ids of composed text stay.
@@ -46,12 +46,16 @@ def tokenizer_of_json(text: str, name: str, where: str) -> Tokenizer:
 
 
 def used_parts(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a ``tokenizer.json`` without the parts that change a text, cut it, or add to it."""
+    """Return a ``tokenizer.json`` without the parts that change a text, cut it, or add to it.
+
+    Dropout goes, too: with it, a text has other tokens each time.
+    """
     normalizer = tree.get("normalizer")
     if normalizer is not None and normalizer.get("type") == _LEFT_OUT_NORMALIZER:
         normalizer = None
     left_out = ("truncation", "padding", "post_processor")
-    return tree | {"normalizer": normalizer} | dict.fromkeys(left_out)
+    model = tree["model"] | {"dropout": None} if "dropout" in tree["model"] else tree["model"]
+    return tree | {"normalizer": normalizer, "model": model} | dict.fromkeys(left_out)
 
 
 def require_tokenizers(where: str) -> Any:
@@ -79,6 +83,8 @@ def _encoder(text: str, where: str) -> EncodeTexts:
             f"has saved"
         ) from None
 
+    encoder.encode_special_tokens = True  # text that looks like a special token is text
+
     def encode(texts: list[str]) -> list[Sequence[int]]:
         return [one.ids for one in encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -102,7 +108,7 @@ def _table(tree: Mapping[str, Any], where: str) -> list[bytes]:
             f"write every text; name another, or type data.tokenizer=bpe data.vocab_size=8192"
         )
     table |= {one["id"]: one["content"].encode() for one in tree.get("added_tokens") or []}
-    return [table.get(number, b"") for number in range(max(table) + 1)]
+    return bytes_of_ids(table, where)
 
 
 def _types(part: Any) -> set[str]:

@@ -61,7 +61,7 @@ def learned_tokenizer(
     where = f"data.tokenizer={BPE}"
     path = _place(source, train_bytes, vocab_size)
     try:
-        if not path.is_file():
+        if not _is_whole(path):
             package = require_tokenizers(where)
             make_cache_folder(path.parent)
             lock = FileLock(
@@ -72,7 +72,7 @@ def learned_tokenizer(
             )
             try:
                 _wait_for(lock, announce)
-                if not path.is_file():
+                if not _is_whole(path):
                     _learn(package, path, source, train_bytes, vocab_size, announce)
             finally:
                 lock.drop()
@@ -92,6 +92,14 @@ def _place(source: ByteSource, train_bytes: int, vocab_size: int) -> Path:
     key = json.dumps([_VERSION, hashes, train_bytes, vocab_size, LEARNED_BYTES, _PATTERN])
     digest = hashlib.sha256(key.encode()).hexdigest()[:20]
     return cached("data", f"{BPE}-{vocab_size}-{digest}", TOKENIZER) / TOKENIZER
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a tokenizer was learned before; a damaged file is learned anew."""
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _wait_for(lock: FileLock, announce: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from elman.base.errors import UserError, did_you_mean, first_line
 from elman.data.tokenizers.hugging_face import INSTALL
-from elman.data.tokenizers.tokenizer import Tokenizer
+from elman.data.tokenizers.tokenizer import Tokenizer, bytes_of_ids
 
 KIND: Literal["tiktoken"] = "tiktoken"
 # A file of ranks does not say where text is cut before its bytes are merged. The encodings with
@@ -87,10 +87,11 @@ def _tokenizer(
     special: Mapping[str, int],
     where: str,
 ) -> Tokenizer:
-    named = {"name": name, "pat_str": pattern, "special_tokens": dict(special)}
-    encoding = _require_tiktoken(where).Encoding(**named, mergeable_ranks=dict(ranks))
     table = {rank: token for token, rank in ranks.items()}
     table |= {number: token.encode() for token, number in special.items()}
+    token_bytes = bytes_of_ids(table, where)
+    named = {"name": name, "pat_str": pattern, "special_tokens": dict(special)}
+    encoding = _require_tiktoken(where).Encoding(**named, mergeable_ranks=dict(ranks))
     definition = {
         "kind": KIND,
         "name": name,
@@ -103,7 +104,6 @@ def _tokenizer(
         # Text that looks like a special token is text.
         return [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
 
-    token_bytes = [table.get(number, b"") for number in range(max(table) + 1)]
     return Tokenizer(name, token_bytes, encode, json.dumps(definition), where, KIND)
 
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from elman.base.errors import UserError
 from elman.base.run_files import TOKENIZER
-from elman.sections.training import SEPARATOR
+from elman.sections.training import MOST_LEARNED, SEPARATOR
 
 Ids = npt.NDArray[np.int32]
 
@@ -31,6 +32,11 @@ SAMPLE = (
     " Bytes  in,\tbytes out: 1,234.5\r\n\n    def f(x):\n        return x  # caf\u00e9 "
     "\u65e5\u672c\u8a9e \U0001f642 Cafe\u0301 \ufb01n\n"
 ).encode()
+
+
+# Bytes that are not UTF-8 become characters that no text has.
+_ESCAPED = "surrogateescape"
+_NO_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 class Tokenizer:
@@ -150,6 +156,21 @@ class Tokenizer:
         )
 
 
+def bytes_of_ids(known: Mapping[int, bytes], where: str) -> list[bytes]:
+    """Return the bytes of every id up to the highest; none for an id that is not used.
+
+    Raises:
+        UserError: an id is negative, or so high that the model would be huge.
+    """
+    for number in (min(known), max(known)):
+        if not 0 <= number < MOST_LEARNED:
+            raise UserError(
+                f"{where}: has the id {number:,}, and ids go from 0 to {MOST_LEARNED - 1:,}; "
+                f"name another tokenizer"
+            )
+    return [known.get(number, b"") for number in range(max(known) + 1)]
+
+
 def _parts(data: bytes) -> Iterator[str | bytes]:
     """Yield the documents of a text with the separators between them; bytes stay single."""
     for number, document in enumerate(data.split(SEPARATOR)):
@@ -160,16 +181,10 @@ def _parts(data: bytes) -> Iterator[str | bytes]:
 
 def _valid(document: bytes) -> Iterator[str | bytes]:
     """Yield what is UTF-8 as text, and what is not as bytes."""
-    at = 0
-    while at < len(document):
-        try:
-            yield document[at:].decode()
-            return
-        except UnicodeDecodeError as error:
-            if error.start:
-                yield document[at : at + error.start].decode()
-            yield document[at + error.start : at + error.end]
-            at += error.end
+    text = document.decode(errors=_ESCAPED)
+    for number, part in enumerate(_NO_UTF8.split(text)):
+        if part:
+            yield part.encode(errors=_ESCAPED) if number % 2 else part
 
 
 def utf8_decoder() -> codecs.IncrementalDecoder:
