@@ -167,6 +167,12 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
         ("model.dim=1e3", "model.dim=1e3: "),
         ("train.seed=99999999999", "train.seed=99999999999: must be at most 4294967295"),
         ("model.depth=1e9", "model.depth=1e9: must be at most 10000"),
+        ("train.graph=maybe", "train.graph=maybe: expected true or false"),
+        (
+            "mode=generate generate.checkpoint=x generate.fused=maybe",
+            "generate.fused=maybe: expected true or false",
+        ),
+        ("-m sweep.resume=", "sweep.resume=: names no folder; name a sweep's"),
         ("model.dropout=nan", "model.dropout=nan: expected a finite number"),
         (
             "optim.lr='1e-3'",
@@ -175,7 +181,7 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
     ],
 )
 def test_an_error_repeats_the_number_that_was_typed(typed: str, line: str, capfd) -> None:
-    assert main([typed]) == 2
+    assert main(typed.split()) == 2
     assert capfd.readouterr().err.startswith(f"elman: error: {line}")
 
 

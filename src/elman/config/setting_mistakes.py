@@ -36,7 +36,7 @@ VOCAB_SIZE_FOLLOWS = (
 # Groups have short names, in which one wrong letter weighs more.
 _GROUP_LIKE = 0.6
 # What pydantic adds to a place for the members of a union.
-_BRANCHES = (*OPTIMIZERS, *TASKS, TEXT, "int", "str", "list[str]")
+_BRANCHES = (*OPTIMIZERS, *TASKS, TEXT, "bool", "int", "str", "list[str]")
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

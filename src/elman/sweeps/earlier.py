@@ -187,4 +187,6 @@ def earlier_sweep(settings: SweepConfig) -> EarlierSweep | None:
     key, named = "sweep.resume", settings.resume
     if settings.add is not None:
         key, named = "sweep.add", settings.add
+    if named == "":
+        raise UserError(f"{key}=: names no folder; name a sweep's, as in {key}=outputs/...")
     return None if named is None else read_sweep(Path(named).expanduser().absolute(), key)
