@@ -153,6 +153,19 @@ def test_every_model_is_found_by_its_count_over_every_size(over: Any) -> None:
     assert missed == []
 
 
+def test_a_rule_of_the_cell_does_not_keep_the_search_from_its_end() -> None:
+    """0 heads, a rule of Gated DeltaNet, may have more parameters than 1 head."""
+    model = compose_config(["model=fla-gdn", "model.depth=1", "model.head_dim=32"]).model
+
+    def count(one: ModelConfig) -> float:
+        return one.depth * (one.options["n_heads"] or 50)
+
+    seen: list[int] = []
+    found = solve_by(model, count, 40, "n_heads", seen.append)
+    assert found.nearest.size == 40
+    assert len(seen) < 100
+
+
 def test_progress_counts_the_sizes_that_were_looked_at() -> None:
     seen: list[int] = []
     solve(model("model=e1"), 10**8, "expansion", seen=seen.append)

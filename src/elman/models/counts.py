@@ -153,7 +153,7 @@ def scanned(
     """Return the counts of all values that are taken, in the order of the values.
 
     Counts may rise and fall. Only one thing ends the scan early: the count has risen at each of the
-    first 64 values or more, and is more than twice the target.
+    first 64 values or more, and is more than twice the target. 0, a rule of the cell, stands aside.
 
     Args:
         count: The count at a value; None where it is refused.
@@ -165,8 +165,9 @@ def scanned(
     for place, value in enumerate(values):
         if (there := count(value)) is None:
             continue
-        rises = rises and there > last
-        found[value] = last = there
+        found[value] = there
+        if value:
+            rises, last = rises and there > last, there
         if rises and place >= _FIRST and there > _TWICE * target:
             break
     return found
