@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -260,3 +261,63 @@ def test_a_file_sets_the_vocabulary_of_the_model(trained, text, tmp_path, run) -
     status, said = run(*E1, f"data.tokenizer={file}", "data.vocab_size=280")
     assert status == ExitStatus.USER_ERROR
     assert "data.vocab_size=280: follows data.tokenizer=" in said
+
+
+def bits_per_byte(model, text: bytes, tail: int, window: int, count: int) -> float:
+    """Return bits per byte of evenly spaced windows of a tail, one window and one token a time."""
+    tokenizer, first = model.tokenizer, len(text) - tail
+    last = tail - window - 1
+    nats, n_bytes = 0.0, 0
+    for index in range(count):
+        start = first + index * last // max(count - 1, 1)
+        before, target = text[start : start + 1], text[start + 1 : start + 1 + window]
+        ids = [tokenizer.token_bytes(range(tokenizer.vocab_size)).index(before)]
+        ids += tokenizer.encode(target).tolist()
+        assert b"".join(tokenizer.token_bytes(ids[1:])) == target
+        with torch.no_grad():
+            logits_tv = model(torch.tensor([ids[:-1]]))[0][0].double()
+        for place, following in enumerate(ids[1:]):
+            nats -= torch.log_softmax(logits_tv[place], 0)[following].item()
+        n_bytes += window
+    return nats / n_bytes / math.log(2)
+
+
+@pytest.mark.parametrize("resets", ["true", "false"])
+@pytest.mark.parametrize("kind", ["bpe", "file", "tiktoken"])
+def test_bits_per_byte_are_those_of_one_window_and_one_token_at_a_time(
+    tmp_path, monkeypatch, run, kind, resets
+) -> None:
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    # Windows of 33 bytes cut the characters of several bytes; some bytes are not UTF-8.
+    words = "日本語 caf\u00e9 1234\n".encode() + b"\xff\xc3 left\x1eright \xe3\x81"
+    path, folder = tmp_path / "text.txt", tmp_path / "a"
+    path.write_bytes(words * 120)
+    tokens = {"bpe": ("data.tokenizer=bpe", "data.vocab_size=270")}
+    if kind == "file":
+        status, said = run(*E1, *tokens["bpe"], f"data.path={path}", "train.steps=1",
+                           "data.format=raw", f"hydra.run.dir={tmp_path / 'first'}")  # fmt: skip
+        assert status == ExitStatus.OK, said
+        tokens[kind] = (f"data.tokenizer={tmp_path / 'first/checkpoints/best/tokenizer.json'}",)
+    elif kind == "tiktoken":
+        pytest.importorskip("tiktoken")
+        table = [bytes([byte]) for byte in range(256)] + ["日".encode(), b"ca", b"caf", b"ri"]
+        lines = (f"{base64.b64encode(one).decode()} {rank}\n" for rank, one in enumerate(table))
+        (tmp_path / "tiny.tiktoken").write_text("".join(lines))
+        tokens[kind] = (f"data.tokenizer=tiktoken:{tmp_path / 'tiny.tiktoken'}",)
+    settings = ("data.format=raw", "data.val_bytes=400", "data.val_window=33")
+    status, said = run(
+        *E1, *tokens[kind], *settings, "data.val_sample=231", f"data.path={path}", "train.steps=3",
+        f"data.reset_at_documents={resets}", f"hydra.run.dir={folder}",
+    )  # fmt: skip
+    assert status == ExitStatus.OK, said
+    model = elman.load(folder)
+    expected = bits_per_byte(model, path.read_bytes(), 400, 33, 7)
+    assert result(folder)["val_bpb"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_another_number_of_learned_tokens_cannot_go_on_with_a_run(trained, run) -> None:
+    folder = trained("a")
+    status, said = run(f"train.resume={folder}", "data.vocab_size=300", "train.steps=8")
+    assert status == ExitStatus.USER_ERROR
+    assert "data.vocab_size=300" in said
+    assert said.count("elman: error:") == 1
