@@ -167,7 +167,6 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
         ("model.dim=1e3", "model.dim=1e3: "),
         ("train.seed=99999999999", "train.seed=99999999999: must be at most 4294967295"),
         ("model.depth=1e9", "model.depth=1e9: must be at most 10000"),
-        ("train.graph=maybe", "train.graph=maybe: expected true or false"),
         (
             "mode=generate generate.checkpoint=x generate.fused=maybe",
             "generate.fused=maybe: expected true or false",
