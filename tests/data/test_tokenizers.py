@@ -213,6 +213,7 @@ def test_what_is_exported_cuts_at_separators_itself_and_names_their_token(
         again = named_tokenizer(str(tmp_path / "again.json"))
         assert_exact(again)
         assert again.encode(text.encode()).tolist() == ids
+        assert again.table() == tokenizer.table()
 
 
 def refused(setting: str) -> str:
