@@ -4,6 +4,8 @@
 // matrix' weights for them, row of K by row of K, so that the inner loop reads one stream. A tile
 // is a panel for up to eight rows; its sums stay in registers for all of K.
 #pragma once
+#include <vector>
+
 #include "cpu/channel/lanes.h"
 
 namespace elman::cpu {
@@ -13,6 +15,8 @@ class PackedProduct {
   using L = Lanes<T>;
   using V = typename L::V;
   static constexpr int AHEAD = 8;  // rows of K that are fetched before they are needed
+  static constexpr int64_t LINE = 64 / sizeof(T);
+  static constexpr int64_t COPIED_BYTES = 2048;  // of a row; shorter ones cost more than they gain
 
  public:
   static constexpr int W = L::W, WIDE = 3;
@@ -63,6 +67,11 @@ class PackedProduct {
   template <int BLOCKS, class Use>
   static void run(const T* a, int64_t stride, const T* packed, int64_t k_size, int64_t r0,
                   int64_t r1, int64_t c0, int64_t c1, Use use) {
+    // Rows of one step often lie a power of two apart, and crowd each other out of a cache.
+    thread_local std::vector<T> copies;
+    const bool long_rows = k_size * int64_t(sizeof(T)) >= COPIED_BYTES;
+    if (long_rows && r1 - r0 > 1 && c1 - c0 > WIDE * W)
+      a = adjacent_rows(copies, a, stride, k_size, r0, r1);
     panels(c0, c1, [&](int64_t c, int n) {
       const T* w = packed + c * BLOCKS * k_size;
       for (int64_t r = r0; r < r1;) {
@@ -77,6 +86,17 @@ class PackedProduct {
   }
 
  private:
+  // Copies the rows [r0, r1) into `to`, and returns where row 0 would be. `stride` becomes that of
+  // the copy: a line more than a row.
+  static const T* adjacent_rows(std::vector<T>& to, const T* a, int64_t& stride, int64_t k_size,
+                                int64_t r0, int64_t r1) {
+    const int64_t near = (k_size + LINE - 1) / LINE * LINE + LINE;
+    if (int64_t(to.size()) < (r1 - r0) * near) to.resize((r1 - r0) * near);
+    for (int64_t r = r0; r < r1; r++)
+      std::memcpy(to.data() + (r - r0) * near, a + r * stride, k_size * sizeof(T));
+    stride = near;
+    return to.data() - r0 * near;
+  }
   static void tile(int rows, int n, const T* a, int64_t stride, const T* w, int64_t k, T* to) {
     if (n == 3) return tall<3>(rows, a, stride, w, k, to);
     if (n == 2) return tall<2>(rows, a, stride, w, k, to);
