@@ -135,7 +135,7 @@ def test_an_empty_name_of_a_sweep_starts_none(
 ) -> None:
     monkeypatch.chdir(place)
     assert main(["-m", "sweep.resume=''"]) == 2
-    assert "not a sweep (no sweep.json in it)" in capfd.readouterr().err
+    assert "sweep.resume=: names no folder" in capfd.readouterr().err
 
 
 def test_a_folder_without_the_right_to_write_is_named(

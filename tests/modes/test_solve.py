@@ -178,7 +178,7 @@ def test_progress_counts_the_sizes_that_were_looked_at() -> None:
     [
         ("solve.params=1e20", "solve.params=1e20: more than 1,000,000,000,000, the most that is"),
         ("solve.params=100M solve.depth=100000000", "solve.depth=100000000: "),
-        ("solve.params=100M model.depth=1000000", "model.depth=1000000: mode=solve builds at most"),
+        ("solve.params=100M model.depth=2000", "model.depth=2000: mode=solve builds at most"),
         (
             "solve.params=100M solve.ranks=1000000",
             "solve.ranks=1000000: cannot share the rows of train.batch_size=32 equally; "
