@@ -149,6 +149,11 @@ def test_a_folder_without_the_right_to_write_is_named(
         readable_file("key", str(tmp_path / "there"))
 
 
+def test_a_folder_that_takes_no_new_file_is_named() -> None:
+    with pytest.raises(UserError, match=r"^key=/proc/x: (/proc takes no file|may not be written)"):
+        writable_file("key", "/proc/x")
+
+
 def test_a_run_folder_without_the_right_to_write_is_one_line(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

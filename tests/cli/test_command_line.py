@@ -169,7 +169,7 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
         ("model.depth=1e9", "model.depth=1e9: must be at most 10000"),
         (
             "mode=generate generate.checkpoint=x generate.fused=maybe",
-            "generate.fused=maybe: expected true or false",
+            "generate.fused=maybe: expected one of auto, true, false",
         ),
         ("-m sweep.resume=", "sweep.resume=: names no folder; name a sweep's"),
         ("model.dropout=nan", "model.dropout=nan: expected a finite number"),

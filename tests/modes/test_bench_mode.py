@@ -310,6 +310,8 @@ def test_every_model_is_timed_on_every_backend_that_it_has_once() -> None:
         (["bench.peers=[pytorch]"], "bench.peers=pytorch: expected one of mamba2_transformers"),
         (["bench.backends=[]"], "bench.backends=[]: an empty list"),
         (["bench.rounds=0"], "bench.rounds=0: must be at least 1"),
+        (["bench.shapes=32"], "bench.shapes=32: expected rows times bytes, as in"),
+        (["bench.shapes=[32]"], "bench.shapes=32: expected rows times bytes, as in"),
         (["bench.shapes=[2x8,0x8]"], "bench.shapes=0x8: expected rows times bytes, as in"),
         (["kernels.backend=cpu"], "kernels.backend: read only with"),
         (["train.batch_size=2"], "train.batch_size: read only with"),

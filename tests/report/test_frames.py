@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +225,12 @@ def test_what_cannot_be_read_is_one_line(
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", [5, None])
+def test_what_is_no_path_is_one_line(folder: Any) -> None:
+    with pytest.raises(UserError, match=f"folder={folder}: expected the path of a folder; type"):
+        elman.read_run(folder)
 
 
 def test_a_damaged_run_does_not_hide_the_others_of_its_sweep(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def writable_file(key: str, text: str) -> Path:
         raise UserError(f"{named}: {_said(error)}; name another file") from None
     if not os.access(path.parent, os.W_OK | os.X_OK) or (found and not os.access(path, os.W_OK)):
         raise UserError(f"{named}: may not be written; name a file where you may write")
+    try:
+        # Some folders, as /proc, take no new file though their rights allow it.
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"{named}: {path.parent} takes no file; name another folder") from error
     return path
 
 

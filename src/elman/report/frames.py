@@ -216,6 +216,10 @@ def read_sweep(folder: str | os.PathLike[str]) -> SweepData:
 
 def _source(folder: str | os.PathLike[str], *, is_sweep: bool) -> Source:
     """Return the one run or sweep in a folder."""
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(
+            f"folder={folder!r}: expected the path of a folder; type it as a text or a pathlib.Path"
+        )
     place = Path(folder).expanduser().absolute()
     sources = load_sources([place], key="folder")
     if sources[0].folder == place and sources[0].is_sweep:

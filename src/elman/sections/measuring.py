@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section, rounded
+from elman.sections.section import Count, Section, Switch, rounded
 from elman.sections.training import Backend
 
 Peer = Literal[
@@ -68,10 +68,10 @@ class BenchConfig(Section):
     level: Literal["layer", "step", "both"] = "layer"
     batch_size: Count = 8
     chunk_size: Count = 256
-    shapes: Annotated[list[str], _one_or_more] = Field(default_factory=list)
+    shapes: list[str] = Field(default_factory=list)
     ranks: Count = 1
     rounds: Count = 7
-    graph: bool | Literal["auto"] = "auto"
+    graph: Switch = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 
@@ -83,11 +83,12 @@ class BenchConfig(Section):
             )
         return self
 
-    @field_validator("shapes")
+    @field_validator("shapes", mode="before")
     @classmethod
-    def _sizes(cls, shapes: list[str]) -> list[str]:
+    def _sizes(cls, typed: object) -> object:
+        shapes = typed if isinstance(typed, list) else [typed]
         for shape in shapes:
-            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", str(shape)):
                 raise UserError(
                     f"bench.shapes={shape}: expected rows times bytes, as in "
                     "'bench.shapes=[32x512,4x4096]'"

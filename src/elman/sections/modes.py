@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.model import ModelConfig
-from elman.sections.section import Count, NonNegative, Section, rounded
+from elman.sections.section import Count, NonNegative, Section, Switch, rounded
 from elman.sections.training import DataFormat, refuse_unread
 
 
@@ -80,8 +80,8 @@ class GenerateConfig(Section):
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
     state: str | None = None
     save_state: str | None = None
-    graph: bool | Literal["auto"] = "auto"
-    fused: bool | Literal["auto"] = "auto"
+    graph: Switch = "auto"
+    fused: Switch = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

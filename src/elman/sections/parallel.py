@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section, rounded
+from elman.sections.section import Count, Section, Switch, rounded
 
 DEFAULT_SHARDS = 8
-# A Literal takes 1 for True.
-_no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
 
 
 class ParallelConfig(Section):
@@ -36,7 +34,7 @@ class ParallelConfig(Section):
 
     data: Literal["auto"] | Count = "auto"
     shard: Literal["none", "full", "hybrid"] = "none"
-    exact: Annotated[Literal["auto", True, False], _no_number] = "auto"
+    exact: Switch = "auto"
     virtual_shards: Count = DEFAULT_SHARDS
     average_every: Annotated[int, rounded, Field(ge=0)] = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -15,6 +15,9 @@ def whole(value: Any) -> Any:
 rounded = BeforeValidator(whole)
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, rounded, Field(ge=1)]
+# A Literal takes 1 for True.
+no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+Switch = Annotated[Literal["auto", True, False], no_number]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.budget import Budgets
-from elman.sections.section import Count, NonNegative, Positive, Section, rounded
+from elman.sections.section import Count, NonNegative, Positive, Section, Switch, no_number, rounded
 
 DataFormat = Literal["auto", "raw", "text", "jsonl", "json", "parquet", "arrow"]
 """How files become bytes; :class:`DataConfig` explains each."""
@@ -116,10 +116,6 @@ def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -
         )
 
 
-# A Literal takes 1 for True.
-_no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
-
-
 class TrainConfig(Budgets):
     """Group ``train``. The first budget that is used up ends a run, and no step is cut short.
 
@@ -163,8 +159,8 @@ class TrainConfig(Budgets):
     grad_clip: NonNegative = 1.0
     tbptt: bool = False
     compile: bool = False
-    graph: Annotated[Literal["auto", True, False], _no_number] = "auto"
-    overlap: Annotated[Literal["auto", False], _no_number] = "auto"
+    graph: Switch = "auto"
+    overlap: Annotated[Literal["auto", False], no_number] = "auto"
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
