@@ -522,6 +522,28 @@ def test_a_shape_that_does_not_fit_into_memory_is_left_out_with_a_note(
         run_mode(tmp_path / "none", "model=e61", "bench.shapes=[1x16]")
 
 
+@pytest.mark.parametrize("level", ["layer", "step"])
+@pytest.mark.parametrize("rows", [999999, 10**30])
+def test_a_shape_that_would_get_the_process_killed_is_left_out_before_it_is_built(
+    tmp_path: Path, capsys, given_rates, level: str, rows: int
+) -> None:
+    shapes = f"bench.shapes=[2x8,{rows}x9999]"
+    result = run_mode(tmp_path / "run", "model=e61", f"bench.level={level}", shapes)
+    assert [row["chunk_size"] for row in result["rows"]] == [8]
+    assert any(
+        f"one {level} of {rows}x9999 left out: it needs at least" in note
+        for note in result["notes"]
+    )
+    with pytest.raises(UserError, match=rf"bench\.batch_size={rows}, .*are free; lower one of"):
+        run_mode(
+            tmp_path / "none",
+            "model=e61",
+            f"bench.level={level}",
+            f"bench.batch_size={rows}",
+            "bench.chunk_size=9999",
+        )
+
+
 def test_nothing_to_time_is_said(tmp_path: Path, given_rates) -> None:
     with pytest.raises(
         UserError, match=r"bench.backends=cpu: mamba2 left out: .* has only reference"

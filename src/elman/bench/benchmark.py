@@ -21,6 +21,7 @@ from elman.bench.operations import PRODUCTS, look_into
 from elman.bench.rank_memory import saved_by_shards
 from elman.bench.rates import MachineRates, measure_rates
 from elman.bench.replays import record_layers, refuse_without_gpu
+from elman.bench.room import too_large
 from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config.run_config import RunConfig
@@ -65,12 +66,23 @@ def run_benchmark(
     rows: list[dict[str, Any]] = []
     for level, size in product(levels, settings.sizes):
         own = _sized(config, size)
+        shortage = too_large(own, chosen, level, device)
+        if shortage and not settings.shapes:
+            raise UserError(
+                f"bench.batch_size={size[0]}, bench.chunk_size={size[1]}: one {level} {shortage}; "
+                "lower one of them"
+            )
+        left_out = f"one {level} of {_shape(size)} left out: "
         try:
-            timed, said = _level(own, chosen, level, device, rates, say, progress)
+            timed, said = (
+                ([], [f"{left_out}it {shortage}"])
+                if shortage
+                else _level(own, chosen, level, device, rates, say, progress)
+            )
         except torch.OutOfMemoryError:
             if not settings.shapes:
                 raise
-            timed, said = [], [f"one {level} of {_shape(size)} left out: too little memory for it"]
+            timed, said = [], [f"{left_out}too little memory for it"]
         rows += timed
         notes += (one for one in said if one not in notes)
         _free_memory(device)

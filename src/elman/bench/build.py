@@ -19,6 +19,7 @@ from elman.data.text import AnyRunData, open_data
 from elman.models.build import layer_class
 from elman.models.cells import registry
 from elman.models.mixed import requested_backends
+from elman.sections.measuring import BenchConfig
 from elman.sections.training import TrainConfig
 
 _SEED = 42
@@ -76,19 +77,24 @@ def _peer_sizes(config: RunConfig) -> Sizes:
     return Sizes(model.dim, heads, width, settings.batch_size, settings.chunk_size)
 
 
-def step_subjects(
-    config: RunConfig, chosen: Sequence[Entry], device: torch.device, stack: ExitStack
-) -> tuple[list[Subject], list[str]]:
-    """Return the training step of every entry's model; ``stack`` closes their data readers."""
-    settings = config.bench
-    assert settings is not None
-    train = TrainConfig(
+def step_training(settings: BenchConfig) -> TrainConfig:
+    """Return the settings of the training whose step is timed."""
+    return TrainConfig(
         batch_size=settings.batch_size,
         chunk_size=settings.chunk_size,
         seed=_SEED,
         precision=settings.precision,
         graph=settings.graph,
     )
+
+
+def step_subjects(
+    config: RunConfig, chosen: Sequence[Entry], device: torch.device, stack: ExitStack
+) -> tuple[list[Subject], list[str]]:
+    """Return the training step of every entry's model; ``stack`` closes their data readers."""
+    settings = config.bench
+    assert settings is not None
+    train = step_training(settings)
     opened: AnyRunData = open_data(config.data, settings.chunk_size, lambda line: None)
     stack.callback(opened.close)
     subjects: list[Subject] = []
