@@ -172,6 +172,7 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
             "generate.fused=maybe: expected one of auto, true, false",
         ),
         ("-m sweep.resume=", "sweep.resume=: names no folder; name a sweep's"),
+        ("+model.layers.0.cell=e1", "model.layers={'0': {'cell': 'e1'}}: expected a list"),
         ("model.dropout=nan", "model.dropout=nan: expected a finite number"),
         (
             "optim.lr='1e-3'",

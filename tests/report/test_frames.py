@@ -176,6 +176,11 @@ def test_runs_of_earlier_versions_are_read(tmp_path: Path) -> None:
     task = elman.read_run(november / "task")
     assert task.tests.units["accuracy at 8"] == "share"
     assert task.validations["accuracy"][-1] is not None
+    assert task.result is not None
+    assert (task.result.units["tokens"], task.windows.units["tok_s"]) == (
+        "positions",
+        "positions/s",
+    )
     assert elman.read_run(november / "resumed").sessions["step"] == [0, 4]
     assert elman.read_run(november / "oom").steps["loss"] == []
     assert elman.read_sweep(november / "sweep").runs["status"] == ["ok", "interrupted"]

@@ -162,6 +162,12 @@ def test_jobs_without_a_result_are_rows(report: Report, sweep: FakeSweep) -> Non
     assert "job 3 (03_e42, seed 42): killed (SIGKILL)" in done.lines
 
 
+def test_a_failed_run_outside_a_sweep_is_named(report: Report, tmp_path: Path) -> None:
+    failed = make_run(tmp_path / "alone", "model=e1", result={"status": "nan"})
+    done = report(failed, make_run(tmp_path / "other", "model=e1"))
+    assert any("alone, seed 42: nan" in line for line in done.lines)
+
+
 def test_a_result_that_was_removed_is_missed(report: Report, sweep: FakeSweep) -> None:
     (sweep.job("model=e1") / "result.json").unlink()
     done = report(sweep.folder)

@@ -25,6 +25,7 @@ from elman.report.comparison.runs import (
     Source,
     is_run,
     load_sources,
+    task_of,
 )
 from elman.report.comparison.tuned import tuning_of
 from elman.report.metrics_file import read_records
@@ -37,7 +38,7 @@ _NOT_SHOWN = {"definitions", "digests"}
 _COMPARED = {name for name, field in _RESULT.items() if field.is_number}
 _COMPARED |= {"config_hash", "started", "ended", "backend", "precision", "seconds"}
 _COMPARED |= {"loss_steps", "val_tokens", "val_step"}
-# What counts tokens, in a run where these are no bytes.
+# What counts tokens or positions, in a run where these are no bytes.
 _COUNTED = {"tokens", "tok_s", "chunk_size", "flops_per_byte"}
 # Settings that it has as columns of its own.
 _NAMED = {"model", "train.seed"}
@@ -271,22 +272,25 @@ def _known(names: Iterable[str]) -> dict[str, Described]:
 
 
 def _counted(known: Mapping[str, Described], runs: Sequence[Run]) -> dict[str, Described]:
-    """Return the same with the units of these runs, whose tokens may be no bytes.
+    """Return the same with the units of these runs, which may count something else than bytes.
 
     A column in which some runs have bytes and others have tokens has no unit.
     """
-    kinds = {_has_bytes(run) for run in runs}
+    kinds = {_counts(run) for run in runs}
     fields = dict(known)
-    for name in _COUNTED & known.keys() if False in kinds else ():
-        unit = (fields[name].unit or "").replace("byte", "token") if len(kinds) == 1 else None
+    for name in _COUNTED & known.keys() if kinds != {"byte"} else ():
+        unit = (fields[name].unit or "").replace("byte", min(kinds)) if len(kinds) == 1 else None
         fields[name] = replace(fields[name], unit=unit)
     return fields
 
 
-def _has_bytes(run: Run) -> bool:
+def _counts(run: Run) -> str:
+    """Return what a run reads: bytes, tokens, or positions of a task."""
+    if task_of(run):
+        return "position"
     if run.recorded is not None:
-        return run.recorded.data.tokenizer is None
-    return bool(run.section("data").get("tokenizer", BYTES) == BYTES)
+        return "byte" if run.recorded.data.tokenizer is None else "token"
+    return "byte" if run.section("data").get("tokenizer", BYTES) == BYTES else "token"
 
 
 def _columns(

@@ -100,8 +100,11 @@ def with_files(tree: DictConfig, config: RunConfig, *, may_pack: bool) -> RunCon
 
 def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) -> str:
     """Add the file in which a wrong setting stands, if the user did not type the setting."""
-    match = re.match(r"((\w+)\.\w+)(=[^:]*)?", line)
-    if match is None or match[1] in named or match[2] not in choices:
+    # A value may have colons itself, as {'0': {'cell': 'e1'}} has.
+    match = re.match(r"((\w+)\.\w+)(=.*?(?=: [a-z])|=[^:]*)?", line)
+    if match is None or match[2] not in choices:
+        return line
+    if any(name == match[1] or name.startswith(f"{match[1]}.") for name in named):
         return line
     return f"{match[0]} (in {match[2]}={choices[match[2]]}){line[match.end() :]}"
 

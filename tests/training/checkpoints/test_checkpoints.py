@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from elman.base.errors import UserError
+from elman.base.run_files import METRICS, RESULT
 from elman.training.checkpoints import store as checkpoints
 from elman.training.checkpoints.store import (
     CheckpointError,
@@ -265,6 +266,15 @@ def test_weights_of_another_model_are_refused(store: CheckpointStore) -> None:
 def test_a_place_without_checkpoint_is_named(tmp_path: Path, place: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_checkpoint(tmp_path / place)
+
+
+def test_a_run_before_its_first_checkpoint_is_not_called_a_wrong_folder(tmp_path: Path) -> None:
+    (tmp_path / METRICS).touch()
+    with pytest.raises(UserError, match="has saved no checkpoint yet; wait for its first one"):
+        find_checkpoint(tmp_path)
+    (tmp_path / RESULT).touch()  # it ended without one: waiting does not help
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        find_checkpoint(tmp_path)
 
 
 def test_a_state_without_room_says_why(tmp_path: Path) -> None:

@@ -178,9 +178,9 @@ def ending(run: Run) -> str:
 
 
 def _named(run: Run) -> str:
-    job = f"job {run.job} " if run.job is not None else ""
     seed = f", seed {run.seed}" if run.seed is not None else ""
-    return f"{job}({run.name}{seed})"
+    name = f"{run.name}{seed}"
+    return name if run.job is None else f"job {run.job} ({name})"
 
 
 # What a lone run cannot get over by going on from its checkpoint.

@@ -36,6 +36,8 @@ from elman.base.run_files import (
     CONFIG,
     EXPORT_CONFIG,
     META,
+    METRICS,
+    RESULT,
     STATE,
     STEP,
     TOKENIZER,
@@ -451,6 +453,11 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
     if runs:
         first = relative(runs[0])
         raise UserError(f"{path}: a folder of {len(runs)} runs; name one, as in {first}")
+    if (path / METRICS).is_file() and not (path / RESULT).exists():
+        raise UserError(
+            f"{path}: this run has saved no checkpoint yet; wait for its first one, or type "
+            f"elman train.resume={shlex.quote(str(path))} if it was killed"
+        )
     raise UserError(f"{path}: holds no checkpoint; name a run folder or one of its checkpoints")
 
 
