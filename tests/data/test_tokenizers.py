@@ -243,6 +243,10 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Pat
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xff")
     assert "not text" in refused(str(binary))
+    panics = tmp_path / "panics.json"  # what merges make of it, the Rust library panics on
+    prefixed = tree["model"] | {"continuing_subword_prefix": "much longer than any token"}
+    panics.write_text(json.dumps(tree | {"model": prefixed}))
+    assert "cannot be read by tokenizers" in refused(str(panics))
     missing = refused(str(tmp_path / "missing.json"))
     assert "no such file as" in missing
     assert "missing.json; name a tokenizer.json, tiktoken:<name>, bpe" in missing

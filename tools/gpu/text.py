@@ -161,17 +161,23 @@ def warm() -> None:
         torch.cuda.synchronize()
 
 
-def alone(job: Job) -> None:
-    """Time launches of the kernel."""
+def warmed(job: Job) -> Iterator[tuple[str, LanguageModel, int]]:
+    """Yield each chosen model with its name and each number of texts, after the GPU has worked."""
     for name in job.chosen(NAMED):
         model = job.made({"model": name}, partial(model_of, name))
         if model is None:
             continue
         for texts in numbers(job.settings["texts"]):
             warm()
-            for shape in [None, *shapes(job)]:
-                row = {"model": name, "texts": texts, "shape": shape}
-                job.measure(row, partial(kernel_times, job, model, texts, shape))
+            yield name, model, texts
+
+
+def alone(job: Job) -> None:
+    """Time launches of the kernel."""
+    for name, model, texts in warmed(job):
+        for shape in [None, *shapes(job)]:
+            row = {"model": name, "texts": texts, "shape": shape}
+            job.measure(row, partial(kernel_times, job, model, texts, shape))
 
 
 @torch.no_grad()
@@ -258,16 +264,11 @@ class Launches:
 
 def loop(job: Job) -> None:
     """Time the loop of ``mode=generate``, by the kernel and by a graph in turns."""
-    for name in job.chosen(NAMED):
-        model = job.made({"model": name}, partial(model_of, name))
-        if model is None:
-            continue
-        for texts in numbers(job.settings["texts"]):
-            warm()
-            for turn in range(2):
-                for fused in (True, False):
-                    row = {"model": name, "texts": texts, "kernel": fused, "turn": turn}
-                    job.measure(row, partial(loop_times, job, model, texts, fused))
+    for name, model, texts in warmed(job):
+        for turn in range(2):
+            for fused in (True, False):
+                row = {"model": name, "texts": texts, "kernel": fused, "turn": turn}
+                job.measure(row, partial(loop_times, job, model, texts, fused))
 
 
 def loop_times(job: Job, model: LanguageModel, texts: int, fused: bool) -> Row:

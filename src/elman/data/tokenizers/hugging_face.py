@@ -77,7 +77,9 @@ def _encoder(text: str, where: str) -> EncodeTexts:
     package = require_tokenizers(where)
     try:
         encoder = package.Tokenizer.from_str(text)
-    except Exception as error:  # the package raises plain Exception
+    except BaseException as error:  # plain Exception, or a panic of Rust, which is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(
             f"{where}: cannot be read by tokenizers ({first_line(error)}); name a file that it "
             f"has saved"
