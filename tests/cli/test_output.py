@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from elman.base.errors import UserError
-from elman.base.output import keep_going, lasting_output
+from elman.base.output import hold_back_errors, keep_going, lasting_output
 
 
 class _Gone(io.StringIO):
@@ -84,3 +85,15 @@ def test_no_file_becomes_the_output_of_a_command_without_one(tmp_path: Path) -> 
     command = f'{sys.executable} -c "$0" {tmp_path}/file >&- 2>&- <&-'
     assert subprocess.run(["bash", "-c", command, program]).returncode == 0
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_what_native_code_says_comes_later_and_only_if_nothing_fails(capfd) -> None:
+    with hold_back_errors():
+        os.write(2, b"a warning")
+        assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "a warning"
+    with suppress(ZeroDivisionError), hold_back_errors():
+        os.write(2, b"the same in more lines")
+        _ = 1 // 0
+    os.write(2, b"behind it")
+    assert capfd.readouterr().err == "behind it"

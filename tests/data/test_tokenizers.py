@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from elman.base.errors import UserError
 from elman.data.files import ByteSource
 from elman.data.text import open_text
+from elman.data.token_windows import TokenReader
 from elman.data.tokenizers import hugging_face, tiktoken_ranks
 from elman.data.tokenizers.learned import learned_tokenizer
 from elman.data.tokenizers.opening import named_tokenizer, tokenizer_of_definition
@@ -223,6 +225,49 @@ def refused(setting: str) -> str:
     return str(caught.value)
 
 
+def cut_before(tree: dict, cut: dict) -> str:
+    """Return a tokenizer.json that cuts a text in this way first."""
+    cuts = {"type": "Sequence", "pretokenizers": [cut, tree["pre_tokenizer"]]}
+    return json.dumps(tree | {"pre_tokenizer": cuts})
+
+
+def test_files_that_make_their_library_panic_are_refused_in_one_line(
+    source, tmp_path: Path, capfd
+) -> None:
+    tree = json.loads(learned(source).definition)
+    capfd.readouterr()
+    panics = tmp_path / "panics.json"
+    prefixed = tree["model"] | {"continuing_subword_prefix": "much longer than any token"}
+    panics.write_text(json.dumps(tree | {"model": prefixed}))
+    assert "cannot be read by tokenizers" in refused(str(panics))
+    panics.write_text(cut_before(tree, {"type": "FixedLength", "length": 0}))
+    assert "cannot encode some text (chunk size must be" in refused(str(panics))
+    pytest.importorskip("tiktoken")
+    ranks = ranks_file(tmp_path / "tiny.tiktoken")
+    ranks.write_text(ranks.read_text() + f"{base64.b64encode(b'far').decode()} 7\n")
+    assert "cannot be read by tiktoken (Encoder and decoder must" in refused(f"tiktoken:{ranks}")
+    assert "".join(capfd.readouterr()) == ""  # Rust's own words about its panic
+
+
+def test_text_that_makes_the_library_panic_later_is_refused_in_one_line(
+    source, tmp_path: Path
+) -> None:
+    tree, path = json.loads(learned(source).definition), tmp_path / "slow.json"
+    slow = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+    path.write_text(cut_before(tree, slow | {"invert": False}))
+    tokenizer = named_tokenizer(str(path))
+    assert_exact(tokenizer)
+    text = tmp_path / "late.txt"
+    text.write_bytes(TEXT * 12 + b"x" * 900 + TEXT)
+    why = "cannot encode some text .*retry-limit-in-match over.*; name another tokenizer"
+    late = ByteSource(str(text))
+    with (
+        TokenReader(late, len(late), tokenizer, threads=2) as reader,
+        pytest.raises(UserError, match=why),
+    ):
+        reader.gather(np.array([0, 12 * len(TEXT) - 9]), 50)
+
+
 def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Path) -> None:
     tree = json.loads(learned(source).definition)
     lower = tmp_path / "lower.json"
@@ -243,10 +288,6 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(source, tmp_path: Pat
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xff")
     assert "not text" in refused(str(binary))
-    panics = tmp_path / "panics.json"  # what merges make of it, the Rust library panics on
-    prefixed = tree["model"] | {"continuing_subword_prefix": "much longer than any token"}
-    panics.write_text(json.dumps(tree | {"model": prefixed}))
-    assert "cannot be read by tokenizers" in refused(str(panics))
     missing = refused(str(tmp_path / "missing.json"))
     assert "no such file as" in missing
     assert "missing.json; name a tokenizer.json, tiktoken:<name>, bpe" in missing

@@ -95,6 +95,29 @@ def lasting_output() -> Iterator[None]:
             _settle(stream)
 
 
+@contextlib.contextmanager
+def hold_back_errors() -> Iterator[None]:
+    """Print what native code writes to standard error behind this context; drop it at an error.
+
+    A panic of Rust prints itself, and then comes as an exception, whose one line is enough. All
+    threads of the process are held back, so this is for what takes little time.
+    """
+    _open_closed()
+    before, held = os.dup(2), os.memfd_create("elman-errors")
+    os.dup2(held, 2)
+    try:
+        yield
+    except BaseException:
+        os.truncate(held, 0)
+        raise
+    finally:
+        os.dup2(before, 2)
+        with contextlib.suppress(OSError):
+            os.write(2, os.pread(held, os.fstat(held).st_size, 0))
+        os.close(before)
+        os.close(held)
+
+
 def note(line: str, who: str = "elman: ") -> None:
     """Print a line of progress, or a warning, on standard error; drop it if that is not possible.
 

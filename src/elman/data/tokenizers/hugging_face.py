@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from elman.base.errors import UserError, first_line
-from elman.data.tokenizers.tokenizer import EncodeTexts, Tokenizer, bytes_of_ids
+from elman.base.output import hold_back_errors
+from elman.data.tokenizers.tokenizer import EncodeTexts, Tokenizer, bytes_of_ids, explained
 
 INSTALL = "pip install 'elman[tokens]'"
 # Unicode's composed form: left out, so that text keeps its bytes. Ids of composed text stay.
@@ -75,16 +76,9 @@ def require_tokenizers(where: str) -> Any:
 
 def _encoder(text: str, where: str) -> EncodeTexts:
     package = require_tokenizers(where)
-    try:
+    what, remedy = f"{where}: cannot be read by tokenizers", "name a file that it has saved"
+    with hold_back_errors(), explained(what, remedy):
         encoder = package.Tokenizer.from_str(text)
-    except BaseException as error:  # plain Exception, or a panic of Rust, which is none
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(
-            f"{where}: cannot be read by tokenizers ({first_line(error)}); name a file that it "
-            f"has saved"
-        ) from None
-
     encoder.encode_special_tokens = True  # text that looks like a special token is text
 
     def encode(texts: list[str]) -> list[Sequence[int]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elman.base.errors import UserError, did_you_mean, first_line
+from elman.base.output import hold_back_errors
 from elman.data.tokenizers.hugging_face import INSTALL
-from elman.data.tokenizers.tokenizer import Tokenizer, bytes_of_ids
+from elman.data.tokenizers.tokenizer import Tokenizer, bytes_of_ids, explained
 
 KIND: Literal["tiktoken"] = "tiktoken"
 # A file of ranks does not say where text is cut before its bytes are merged. The encodings with
@@ -91,7 +92,9 @@ def _tokenizer(
     table |= {number: token.encode() for token, number in special.items()}
     token_bytes = bytes_of_ids(table, where)
     named = {"name": name, "pat_str": pattern, "special_tokens": dict(special)}
-    encoding = _require_tiktoken(where).Encoding(**named, mergeable_ranks=dict(ranks))
+    what = f"{where}: cannot be read by tiktoken"
+    with hold_back_errors(), explained(what, "name a file or an encoding that it can read"):
+        encoding = _require_tiktoken(where).Encoding(**named, mergeable_ranks=dict(ranks))
     definition = {
         "kind": KIND,
         "name": name,

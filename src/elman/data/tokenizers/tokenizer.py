@@ -14,11 +14,13 @@ import codecs
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
-from elman.base.errors import UserError
+from elman.base.errors import UserError, first_line
+from elman.base.output import hold_back_errors
 from elman.base.run_files import TOKENIZER
 from elman.sections.training import MOST_LEARNED, SEPARATOR
 
@@ -81,13 +83,14 @@ class Tokenizer:
         self._byte_ids = self._ids_of_bytes()
         self.separator = int(self._byte_ids[SEPARATOR[0]])
         # Without its first space, too: some tokenizers put a space before a text that has none.
-        self.encode_all([SAMPLE, SAMPLE.lstrip()])
+        with hold_back_errors():
+            self.encode_all([SAMPLE, SAMPLE.lstrip()])
 
     def encode(self, data: bytes) -> Ids:
         """Return the ids of a text: int32 [n].
 
         Raises:
-            UserError: they do not stand for its bytes.
+            UserError: they do not stand for its bytes, or the library cannot encode it.
         """
         return self.encode_all([data])[0]
 
@@ -95,7 +98,8 @@ class Tokenizer:
         """Return the ids of each of several texts, which are encoded in one call."""
         parts = [list(_parts(text)) for text in texts]
         valid = [part for row in parts for part in row if isinstance(part, str)]
-        encoded = iter(self._encode_texts(valid))
+        with explained(f"{self._where}: cannot encode some text", "name another tokenizer"):
+            encoded = iter(self._encode_texts(valid))
         found = []
         for text, row in zip(texts, parts, strict=True):
             ids = [
@@ -154,6 +158,23 @@ class Tokenizer:
             f"that bits per byte would mean something else; name a byte-level tokenizer, or type "
             f"data.tokenizer=bpe data.vocab_size=8192"
         )
+
+
+@contextmanager
+def explained(what: str, remedy: str) -> Iterator[None]:
+    """Turn what a library of Rust raises into one line; its panics are no ``Exception``.
+
+    Raises:
+        UserError: says ``what`` was wrong, the library's reason, and the ``remedy``.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} ({first_line(error)}); {remedy}") from None
 
 
 def bytes_of_ids(known: Mapping[int, bytes], where: str) -> list[bytes]:
