@@ -135,6 +135,7 @@ def test_an_exported_model_has_its_tokenizer(trained, tmp_path, run) -> None:
     assert exported.tokenizer is not None
     ids = model.tokenizer.encode(WORDS.encode())
     assert (exported.tokenizer.encode(WORDS.encode()) == ids).all()
+    assert exported.tokenizer.name == model.tokenizer.name == "bpe of 280"
     assert exported.reset_after == model.reset_after
     ids_bt = torch.from_numpy(ids)[None]
     assert torch.equal(model(ids_bt)[0], exported(ids_bt)[0])
@@ -168,7 +169,7 @@ def test_a_folder_of_an_earlier_version_has_its_tokenizer(trained, tmp_path, run
     folder, to = trained("a"), tmp_path / "out"
     assert run("mode=export", f"export.checkpoint={folder}", f"export.to={to}")[0] == ExitStatus.OK
     config = json.loads((to / "config.json").read_text())
-    assert config["elman"].pop("tokenizer") == "bpe"
+    assert config["elman"].pop("tokenizer") == "bpe of 280"
     (to / "config.json").write_text(json.dumps(config))
     assert elman.load(to).tokenizer.vocab_size == 280
 
@@ -191,9 +192,13 @@ def test_tokens_of_tiktoken_are_not_exported(text, tmp_path, run) -> None:
 
 MISTAKES = {
     "probe": (("mode=probe", "probe.checkpoint=FOLDER"), "a probe reads byte by byte"),
+    "resume with more": (
+        ("train.resume=FOLDER", "data.tokenizer=bpe:300", "train.steps=9"),
+        "data.tokenizer=bpe:300: the run to resume has bpe:280",
+    ),
     "resume with others": (
         ("train.resume=FOLDER", "data.tokenizer=bytes", "train.steps=9"),
-        "data.tokenizer=bytes: the run to resume has bpe",
+        "data.tokenizer=bytes: the run to resume has bpe:280",
     ),
 }
 
@@ -215,8 +220,13 @@ SETTINGS = {
         "needs data.vocab_size, how many tokens are learned; type",
     ),
     "small": (("data.tokenizer=bpe", "data.vocab_size=256"), "the first 256 are the bytes; type"),
-    "huge": (("data.tokenizer=bpe", "data.vocab_size=1e9"), "=1e9: must be at most 1048576"),
-    "unread": (("data.vocab_size=300",), "read only with data.tokenizer=bpe"),
+    "huge": (("data.tokenizer=bpe", "data.vocab_size=1e9"), "learns at most 1048576 tokens"),
+    "unread": (("data.vocab_size=300",), "type data.tokenizer=bpe:300, in a sweep beside bytes"),
+    "no number": (("data.tokenizer=bpe:8k",), "expected a number of tokens, as in data.tokenizer"),
+    "two numbers": (
+        ("data.tokenizer=bpe:300", "data.vocab_size=400"),
+        "data.vocab_size=400: data.tokenizer=bpe:300 says another; drop it",
+    ),
     "nothing": (("data.tokenizer=''",), "names nothing; type data.tokenizer=bytes"),
     "bytes": ((*TOKENS[:2], "train.bytes=1000"), "type train.steps=<number>"),
     "no file": (("data.tokenizer=nowhere.json",), "no such file as nowhere.json; name a tokenizer"),
@@ -261,6 +271,44 @@ def test_a_file_sets_the_vocabulary_of_the_model(trained, text, tmp_path, run) -
     status, said = run(*E1, f"data.tokenizer={file}", "data.vocab_size=280")
     assert status == ExitStatus.USER_ERROR
     assert "data.vocab_size=280: follows data.tokenizer=" in said
+
+
+def test_the_number_of_tokens_may_stand_in_the_name_of_the_tokenizer(trained, run) -> None:
+    two, one = trained("two"), trained("one", "data.tokenizer=bpe:280", "data.vocab_size=null")
+    assert result(one)["config_hash"] == result(two)["config_hash"]
+    status, said = run(f"train.resume={one}", "data.tokenizer=bpe:280", "train.steps=7")
+    assert status == ExitStatus.OK, said
+    assert result(one)["data"]["tokenizer"]["name"] == "bpe of 280"
+
+
+@pytest.mark.parametrize("kind", ["", "tiktoken:"])
+def test_the_file_of_a_tokenizer_is_found_from_every_folder(
+    trained, text, tmp_path, monkeypatch, run, kind
+) -> None:
+    name, elsewhere = "tiny.tiktoken" if kind else "tokenizer.json", tmp_path / "elsewhere"
+    if kind:
+        pytest.importorskip("tiktoken")
+        lines = (f"{base64.b64encode(bytes([n])).decode()} {n}\n" for n in range(256))
+        (tmp_path / name).write_text("".join(lines) + "ZGU= 256\n")
+    else:
+        shutil.copy(trained("a") / "checkpoints" / "best" / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = ("-m", *E1, f"data.path={text}", "train.steps=2", "hydra.sweep.dir=sweep")
+    status, said = run(*command, f"data.tokenizer=bytes,{kind}{name}")
+    assert status == ExitStatus.OK, said
+    (folder,) = tmp_path.glob("sweep/02_*")
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert run("mode=eval", f"eval.checkpoint={folder}")[0] == ExitStatus.OK
+    typed = f"data.tokenizer={kind}../{name}"
+    status, said = run(f"train.resume={folder}", typed, "train.steps=3")
+    assert status == ExitStatus.OK, said
+    assert "changed since the run began" not in said
+    file = tmp_path / name
+    file.write_text(file.read_text() + ("Y2E= 257\n" if kind else " "))
+    status, said = run(f"train.resume={folder}", "train.steps=4")
+    assert status == ExitStatus.OK, said
+    assert f"{file}: changed since the run began; the run goes on with the tokens that" in said
 
 
 def bits_per_byte(model, text: bytes, tail: int, window: int, count: int) -> float:

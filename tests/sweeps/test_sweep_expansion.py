@@ -33,6 +33,7 @@ def jobs(*overrides: str) -> list[str]:
         (["a.x=1,2", "a.x=7"], ["a.x=7"]),
         (["a.path=[p,q],[r]"], ["a.path=[p,q]", "a.path=[r]"]),
         (["a.path='x,y',z"], ["a.path='x,y'", "a.path=z"]),
+        (["a.x=bytes,bpe:512"], ["a.x=bytes", "a.x=bpe:512"]),
         (["+a.x=1,2"], ["+a.x=1", "+a.x=2"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),

@@ -212,7 +212,8 @@ CASES: dict[str, list[str]] = {
     ],
     "Tokens": [
         "data.tokenizer=bpe",
-        "data.tokenizer=bpe data.vocab_size=256",
+        "data.tokenizer=bpe:256",
+        "data.tokenizer=bpe:8k",
         "data.vocab_size=8192",
         "data.tokenizer=nowhere.json",
         "data.tokenizer=book.txt",

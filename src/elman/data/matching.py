@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from elman.base.errors import UserError, nearest, suggest
 from elman.base.run_files import OUTPUT_MARKS
+from elman.sections.training import BPE, BYTES, TIKTOKEN
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """What a setting names: one name or a list of them."""
@@ -139,6 +140,15 @@ def anchored(name: str) -> str:
         return name
     base, parts = _fixed_part(name)
     return os.path.join(glob.escape(base), *parts)
+
+
+def anchored_tokenizer(setting: str) -> str:
+    """Return ``data.tokenizer`` with the folder of the file that it names, if it names one."""
+    if setting in (BYTES, BPE):
+        return setting
+    kind = TIKTOKEN if setting.startswith(TIKTOKEN) else ""
+    path = os.path.abspath(os.path.expanduser(setting.removeprefix(kind)))
+    return f"{kind}{path}" if os.path.exists(path) else setting
 
 
 def _found(name: str, setting: str) -> _Found:

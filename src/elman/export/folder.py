@@ -50,13 +50,13 @@ class ExportedModel:
         path: The folder.
         model: Its section ``model``.
         reset_after: As :class:`~elman.models.language_model.LanguageModel` takes it.
-        has_bytes: Whether its tokens are bytes.
+        tokens: What its tokens are called; None if they are bytes.
     """
 
     path: Path
     model: ModelConfig
     reset_after: int | None
-    has_bytes: bool
+    tokens: str | None
 
     def tokenizer(self) -> Tokenizer | None:
         """Return its tokenizer; None if its tokens are bytes.
@@ -64,7 +64,7 @@ class ExportedModel:
         Raises:
             UserError: its file cannot be read, or its package is missing.
         """
-        if self.has_bytes:
+        if self.tokens is None:
             return None
         file = self.path / TOKENIZER
         try:
@@ -74,7 +74,7 @@ class ExportedModel:
                 f"{file}: cannot be read ({first_line(error)}), and the model reads its tokens; "
                 "save the tokenizer there with its save_pretrained, or export the model again"
             ) from None
-        return tokenizer_of_definition(text, TOKENIZER, str(file))
+        return tokenizer_of_definition(text, self.tokens, str(file))
 
     def load_weights(self, model: nn.Module) -> None:
         """Copy the weights into ``model``.
@@ -115,8 +115,9 @@ def read_exported(place: str | Path) -> ExportedModel | None:
         section = tree[files.OURS]
         model = validate_model(section["model"])
         # Without a tokenizer's name in older folders.
-        has_bytes = section.get("tokenizer", BYTES) == BYTES and model.vocab_size == VOCAB_SIZE
-        return ExportedModel(path, model, section["reset_after"], has_bytes)
+        name = section.get("tokenizer", BYTES if model.vocab_size == VOCAB_SIZE else TOKENIZER)
+        tokens = None if name == BYTES else str(name)
+        return ExportedModel(path, model, section["reset_after"], tokens)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except _DAMAGED as error:

@@ -27,6 +27,8 @@ from elman.base.whole_file import keep_room
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
 from elman.data.text import AnyRunData, open_data
+from elman.data.tokenizers.opening import changed_since
+from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.devices.environment import choose_device
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
@@ -52,7 +54,7 @@ from elman.runs.folder import (
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import refuse_edited, refuse_without_checkpoints
 from elman.runs.state import read_run_result
-from elman.sections.training import TrainConfig
+from elman.sections.training import DataConfig, TrainConfig
 from elman.training.assembly import new_model, new_state
 from elman.training.checkpoints.loading import saved_config, saved_tokenizer
 from elman.training.checkpoints.store import Checkpoint, CheckpointStore, DamagedError
@@ -135,9 +137,21 @@ class _Session:
             try:
                 newest = CheckpointStore(folder / run_files.CHECKPOINTS, 1, "").newest()
                 tokenizer = None if newest is None else saved_tokenizer(newest, config)
+                self._compare_file(tokenizer)
             except DamagedError as error:
                 raise error.in_resume(Path(config.train.resume)) from None
         return open_data(config.data, config.train.chunk_size, self._display.say, tokenizer)
+
+    def _compare_file(self, tokenizer: Tokenizer | None) -> None:
+        """Say if the file of the tokenizer makes other tokens now than those of the run."""
+        data = self._config.data
+        if tokenizer is None or not isinstance(data, DataConfig):
+            return
+        if changed_since(data.tokenizer, tokenizer):
+            self._display.say(
+                f"data.tokenizer={data.tokenizer}: changed since the run began; the run goes on "
+                "with the tokens that its checkpoint has"
+            )
 
     def _with_data(self) -> ExitStatus:
         """Train and report, and then let go of what receives the numbers elsewhere.

@@ -27,7 +27,7 @@ from elman.config.keys import named_keys
 from elman.config.ranks import Where, check_ranks
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.config.suites import GROUP
-from elman.data.matching import anchored
+from elman.data.matching import anchored, anchored_tokenizer
 from elman.runs.folder import (
     RunLock,
     check_free,
@@ -249,7 +249,7 @@ def _point_hydra(
 
 
 def _anchored(config: RunConfig, *, changes_folder: bool) -> RunConfig:
-    """Make the data's paths absolute: a run may be resumed or evaluated from another folder.
+    """Make the paths of the data absolute: a run may be resumed or evaluated from another folder.
 
     With ``hydra.job.chdir`` the run itself works in another folder: so does the other path then.
     """
@@ -264,7 +264,8 @@ def _anchored(config: RunConfig, *, changes_folder: bool) -> RunConfig:
         for key, path in paths.items()
         if path is not None
     }
-    data = config.data.model_copy(update=absolute)
+    tokenizer = anchored_tokenizer(config.data.tokenizer)
+    data = config.data.model_copy(update={**absolute, "tokenizer": tokenizer})
     return config.model_copy(update={"data": data})
 
 

@@ -14,8 +14,10 @@ from elman.base.exit_status import RunStatus
 from elman.config.newer_settings import with_newer
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
+from elman.data.matching import anchored_tokenizer
 from elman.runs.folder import read_config, restoring
 from elman.runs.state import read_run_result
+from elman.sections.training import BPE, with_token_count
 
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
@@ -54,7 +56,7 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
         if not isinstance(stored.get(section), Mapping):
             missing = f"{folder}: its {run_files.CONFIG} has no section {section}"
             raise UserError(f"{missing}; {restoring(folder)}")
-        _refuse_other(key, _at(before, key), _at(tree, key), folder)
+        _refuse_other(key, _meaning(before, key), _meaning(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
     try:
         return validate(stored, named)
@@ -134,6 +136,16 @@ def refuse_without_checkpoints(folder: Path) -> None:
                 f"{folder}: its checkpoints are gone ({path.name} tells of {result.steps} "
                 f"steps); put them back below {run_files.CHECKPOINTS}/, or start a new run"
             )
+
+
+def _meaning(tree: Mapping[str, Any], key: str) -> Any:
+    """Return a setting's value; that of ``data.tokenizer`` with its number or its folder."""
+    if key != "data.tokenizer" or (setting := _at(tree, key)) is None:
+        return _at(tree, key)
+    data = with_token_count(tree["data"])
+    if data["tokenizer"] == BPE:
+        return f"{BPE}:{data['vocab_size']}"
+    return anchored_tokenizer(str(setting))
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

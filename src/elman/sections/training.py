@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -44,8 +46,9 @@ class DataConfig(Section):
         reset_at_documents: Zero the model's state after every byte 0x1e, so that no document sees
             the one before it: in training, in validation, and wherever the trained model runs.
         tokenizer: What a token is. ``bytes``: a byte. ``bpe``: pairs of bytes, learned from the
-            training part. ``tiktoken:<name or file>``: an encoding of tiktoken. Anything else: a
-            ``tokenizer.json`` of Hugging Face's tokenizers.
+            training part; ``bpe:<number>`` also sets ``vocab_size``. ``tiktoken:<name or file>``:
+            an encoding of tiktoken. Anything else: a ``tokenizer.json`` of Hugging Face's
+            tokenizers.
         vocab_size: With ``bpe``, how many tokens are learned. Otherwise it follows the tokenizer.
     """
 
@@ -70,6 +73,11 @@ class DataConfig(Section):
         """The byte after which the state is zeroed, or None."""
         return SEPARATOR[0] if self.reset_at_documents else None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_size(cls, section: Any) -> Any:
+        return with_token_count(section) if isinstance(section, Mapping) else section
+
     @model_validator(mode="after")
     def _each_is_read(self) -> Self:
         refuse_unread("data", self.path or self.val_path, self.format, self.field)
@@ -87,19 +95,46 @@ class DataConfig(Section):
             raise UserError(f"data.tokenizer: names nothing; type data.tokenizer={BYTES}")
         if self.has_bytes and self.vocab_size is not None:
             raise UserError(
-                f"data.vocab_size={self.vocab_size}: read only with data.tokenizer={BPE}; add "
-                f"that, or drop it"
+                f"data.vocab_size={self.vocab_size}: read only with data.tokenizer={BPE}; type "
+                f"data.tokenizer={BPE}:{self.vocab_size}, in a sweep beside bytes, too, or drop it"
             )
         if self.tokenizer == BPE and (self.vocab_size or 0) <= BYTE_VALUES:
             wrong = f"data.tokenizer={BPE}: needs data.vocab_size, how many tokens are learned"
             if self.vocab_size is not None:
                 wrong = (
-                    f"data.vocab_size={self.vocab_size}: {BPE} needs more than {BYTE_VALUES} "
+                    f"data.tokenizer={BPE}:{self.vocab_size}: needs more than {BYTE_VALUES} "
                     f"tokens, since the first {BYTE_VALUES} are the bytes"
                 )
-            raise UserError(f"{wrong}; type data.tokenizer={BPE} data.vocab_size=8192")
+            raise UserError(f"{wrong}; type data.tokenizer={BPE}:8192")
         if self.tokenizer == BPE and (self.vocab_size or 0) > MOST_LEARNED:
-            raise UserError(f"data.vocab_size={self.vocab_size}: must be at most {MOST_LEARNED}")
+            raise UserError(
+                f"data.tokenizer={BPE}:{self.vocab_size}: learns at most {MOST_LEARNED} tokens"
+            )
+
+
+def with_token_count(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return group ``data`` with ``bpe:<number>`` as its tokenizer and its number of tokens.
+
+    Raises:
+        UserError: it is no number, or ``vocab_size`` is another one.
+    """
+    typed, before = str(section.get("tokenizer")), section.get("vocab_size")
+    kind, sized, size = typed.partition(":")
+    if kind != BPE or not sized:
+        return dict(section)
+    if not size.isdecimal():
+        raise UserError(
+            f"data.tokenizer={typed}: expected a number of tokens, as in data.tokenizer={BPE}:8192"
+        )
+    if before not in (None, int(size)):
+        raise UserError(f"data.vocab_size={before}: data.tokenizer={typed} says another; drop it")
+    return {**section, "tokenizer": BPE, "vocab_size": int(size)}
+
+
+def token_name(data: Mapping[str, Any]) -> str:
+    """Return what people call the tokens of group ``data``: ``bpe of 512``, or a file's name."""
+    tokenizer = str(data["tokenizer"])
+    return f"{BPE} of {data['vocab_size']:,}" if tokenizer == BPE else Path(tokenizer).name
 
 
 def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:

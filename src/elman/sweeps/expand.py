@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override
@@ -42,7 +43,14 @@ def _values(override: Override) -> list[str]:
             f"{override.input_line}: has infinitely many values; "
             f"list some, as in {override.get_key_element()}=1,2,3, or use range(start,stop,step)"
         )
-    found = list(override.sweep_string_iterator())
+    found = [_as_typed(text) for text in override.sweep_string_iterator()]
     if not found:
         raise UserError(f"{override.input_line}: matches nothing; `elman --help` lists the choices")
     return found
+
+
+def _as_typed(value: str) -> str:
+    """Return a value of a sweep without Hydra's escape of colons: ``bpe:512``, no ``bpe\\:512``."""
+    if re.fullmatch(r"[\w./-]+(\\:[\w./-]+)+", value, flags=re.ASCII):
+        return value.replace("\\:", ":")
+    return value

@@ -101,7 +101,7 @@ def _table(tree: Mapping[str, Any], where: str) -> list[bytes]:
     else:
         raise UserError(
             f"{where}: neither byte-level nor with tokens for single bytes, so that it cannot "
-            f"write every text; name another, or type data.tokenizer=bpe data.vocab_size=8192"
+            f"write every text; name another, or type data.tokenizer=bpe:8192"
         )
     table |= {one["id"]: one["content"].encode() for one in tree.get("added_tokens") or []}
     return bytes_of_ids(table, where)

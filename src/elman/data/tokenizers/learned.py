@@ -26,7 +26,7 @@ from elman.data.tokenizers.hugging_face import (
     tokenizer_of_json,
 )
 from elman.data.tokenizers.tokenizer import Tokenizer
-from elman.sections.training import BPE, SEPARATOR
+from elman.sections.training import BPE, SEPARATOR, token_name
 
 _VERSION = 1
 _PATTERN = (
@@ -82,7 +82,8 @@ def learned_tokenizer(
             f"{where}: cannot keep it ({error.strerror}: {error.filename or path}); set "
             f"{CACHE_VARIABLE} to a folder that can be written"
         ) from None
-    return tokenizer_of_json(text, f"{BPE} of {vocab_size:,}", where)
+    name = token_name({"tokenizer": BPE, "vocab_size": vocab_size})
+    return tokenizer_of_json(text, name, where)
 
 
 def _place(source: ByteSource, train_bytes: int, vocab_size: int) -> Path:

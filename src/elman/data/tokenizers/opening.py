@@ -53,12 +53,14 @@ def named_tokenizer(setting: str) -> Tokenizer:
     """
     where = f"data.tokenizer={setting}"
     if setting.startswith(TIKTOKEN):
-        return _of_tiktoken(setting.removeprefix(TIKTOKEN), where)
-    path = Path(setting).expanduser()
+        place = setting.removeprefix(TIKTOKEN)
+        file = Path(place).expanduser()
+        return _of_tiktoken(place, file.stat().st_mtime_ns if file.is_file() else None, where)
+    path, name = Path(setting).expanduser(), Path(setting).expanduser().name
     if path.is_dir():
         path /= TOKENIZER
     try:
-        return _of_file(path, path.stat().st_mtime_ns, where)
+        return _of_file(path, path.stat().st_mtime_ns, name, where)
     except UnicodeDecodeError:
         raise UserError(f"{where}: not text; name a tokenizer.json") from None
     except OSError as error:
@@ -68,6 +70,22 @@ def named_tokenizer(setting: str) -> Tokenizer:
         raise UserError(
             f"{where}: {what}{hint}; name a tokenizer.json, tiktoken:<name>, {BPE} or {BYTES}"
         ) from None
+
+
+def changed_since(setting: str, tokenizer: Tokenizer) -> bool:
+    """Return whether the file of ``data.tokenizer`` makes other tokens than it did for a run.
+
+    Args:
+        setting: ``data.tokenizer`` of the run.
+        tokenizer: That of its checkpoint.
+    """
+    path = Path(setting.removeprefix(TIKTOKEN))
+    if not path.is_absolute() or not path.exists():  # a name, or a file that is gone
+        return False
+    try:
+        return named_tokenizer(setting).fingerprint != tokenizer.fingerprint
+    except UserError:
+        return True
 
 
 def tokenizer_of_definition(text: str, name: str, where: str) -> Tokenizer:
@@ -87,10 +105,10 @@ def tokenizer_of_definition(text: str, name: str, where: str) -> Tokenizer:
 
 # A command asks for it more than once: for its size, and to encode with it.
 @lru_cache(maxsize=4)
-def _of_tiktoken(place: str, where: str) -> Tokenizer:
+def _of_tiktoken(place: str, modified_ns: int | None, where: str) -> Tokenizer:
     return tokenizer_of_tiktoken(place, where)
 
 
 @lru_cache(maxsize=4)
-def _of_file(path: Path, modified_ns: int, where: str) -> Tokenizer:
-    return tokenizer_of_definition(path.read_text(encoding="utf-8"), path.name, where)
+def _of_file(path: Path, modified_ns: int, name: str, where: str) -> Tokenizer:
+    return tokenizer_of_definition(path.read_text(encoding="utf-8"), name, where)

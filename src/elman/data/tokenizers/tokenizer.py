@@ -147,8 +147,8 @@ class Tokenizer:
         if missing:
             raise UserError(
                 f"{self._where}: has no token for the byte 0x{missing[0]:02x}, so that it cannot "
-                f"write every text; name a byte-level tokenizer, or type data.tokenizer=bpe "
-                f"data.vocab_size=8192"
+                f"write every text; name a byte-level tokenizer, or type "
+                f"data.tokenizer=bpe:8192"
             )
         return np.array([first[bytes([byte])] for byte in range(256)], dtype=np.int32)
 
@@ -156,7 +156,7 @@ class Tokenizer:
         return UserError(
             f"{self._where}: changes text (its tokens do not stand for the text's own bytes), so "
             f"that bits per byte would mean something else; name a byte-level tokenizer, or type "
-            f"data.tokenizer=bpe data.vocab_size=8192"
+            f"data.tokenizer=bpe:8192"
         )
 
 

@@ -23,7 +23,7 @@ from elman.models.blocks import init
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.models.mixed import resolved_backends, slow_notes
-from elman.sections.training import BYTES, DataConfig
+from elman.sections.training import BYTES, DataConfig, token_name
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 
@@ -137,4 +137,4 @@ def saved_tokenizer(checkpoint: Checkpoint, config: RunConfig) -> Tokenizer | No
     file = checkpoint.path / TOKENIZER
     if (text := checkpoint.tokenizer_text()) is None:
         raise UserError(f"{file}: missing, and the model reads its tokens; restore the file")
-    return tokenizer_of_definition(text, Path(data.tokenizer).name, str(file))
+    return tokenizer_of_definition(text, token_name(data.model_dump()), str(file))
