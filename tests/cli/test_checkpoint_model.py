@@ -99,8 +99,15 @@ def test_a_model_that_does_not_fit_is_one_line_that_says_what_differs(
     (line,) = [line for line in said.splitlines() if line.startswith("elman: error")]
     assert status == 2
     assert line.startswith("elman: error: train.init_from=run: its weights do not fit model=e1")
-    assert "cell e75 and e1, dim 128 and 256" in line
+    assert "(cell e75 and e1, dim 128 and 256); drop" in line
     assert not (tmp_path / "new").exists()
+
+
+def test_only_the_option_that_differs_is_named(elman: Elman, tmp_path: Path) -> None:
+    option = "model.use_conv=true"
+    status, said = elman("train.init_from=run", option)
+    assert status == 2
+    assert "the checkpoint's model differs from it (use_conv false and true); drop" in said
 
 
 def test_a_task_has_another_vocabulary(

@@ -222,6 +222,22 @@ class TestDryRun:
         on_cpu = elman("-m", "train.steps=3,4", "train.device=cpu", "sweep.dry_run=true")
         assert (on_cpu.status, on_cpu.errors) == (0, "")
 
+    @pytest.mark.parametrize("setting", ["train.device=cuda", "kernels.backend=cuda"])
+    def test_a_device_that_this_machine_lacks(
+        self, elman: Elman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        command = ("model=e1", "train.steps=3", "sweep.dry_run=true", setting)
+        alone = elman(*command)
+        assert alone.status == 2
+        assert alone.errors.startswith(f"elman: error: {setting}: ")
+        for plan in (command, command[:2]):
+            ended = elman("-m", "train.seed=1,2", setting, *plan)
+            assert (ended.status, ended.output, list(tmp_path.iterdir())) == (2, "", [])
+            assert ended.errors == alone.errors.replace(
+                "error: ", "error: job 1 of 2 (train.seed=1): "
+            )
+
     def test_a_place_that_is_taken(self, elman: Elman, tmp_path: Path) -> None:
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "todo.txt").touch()

@@ -78,6 +78,11 @@ def wants_gpu(config: RunConfig) -> bool:
             packages = (registry.cell(part.cell).package for part in config.model.parts())
             return config.baseline.allow_slow and any(one is not None for one in packages)
         return config.kernels.backend != "cpu"
+    return device_of(config) not in (None, "cpu")
+
+
+def device_of(config: RunConfig) -> str | None:
+    """Return which device a job asks for (auto, cpu or cuda); None if its mode reads none."""
     sections = {
         "train": config.train,
         "eval": config.eval,
@@ -86,4 +91,4 @@ def wants_gpu(config: RunConfig) -> bool:
         "probe": config.probe,
     }
     section = sections.get(config.mode)
-    return section is not None and section.device != "cpu"
+    return None if section is None else section.device

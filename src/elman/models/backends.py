@@ -91,18 +91,34 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
         UserError: the requested backend does not exist for this cell or this device, or its
             compiler or driver is missing.
     """
-    check_backend(cell, requested)
+    if device_type == "meta":
+        check_backend(cell, requested)
+    else:
+        check_runs_on(cell, requested, device_type)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
     if requested == AUTO:
         return _fastest(cell, usable)
-    if requested in usable or _interpretable(cell, requested, device_type):
+    if requested in usable or device_type != "meta":
         _require(cell, requested, cell.backends[0])
-    elif device_type != "meta":
-        raise UserError(
-            f"kernels.backend={requested}: {_elsewhere(requested, device_type)}; "
-            f"use kernels.backend={usable[-1]} or kernels.backend=auto"
-        )
     return requested
+
+
+def check_runs_on(cell: Cell, requested: str, device_type: str) -> None:
+    """Raise UserError if a backend is requested by name, and a type of device cannot run it.
+
+    Args:
+        cell: The cell.
+        requested: As ``kernels.backend``.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    check_backend(cell, requested)
+    usable = [name for name in cell.backends if _runs_on(name, device_type)]
+    if requested in (AUTO, *usable) or _interpretable(cell, requested, device_type):
+        return
+    raise UserError(
+        f"kernels.backend={requested}: {_elsewhere(requested, device_type)}; "
+        f"use kernels.backend={usable[-1]} or kernels.backend=auto"
+    )
 
 
 def norm_backend(requested: str, device_type: str) -> str:

@@ -98,7 +98,7 @@ def _held_out(
     train, held_out = trained.train, trained.data
     assert isinstance(held_out, DataConfig)
     rows = settings.batch_size or train.batch_size
-    with open_text(held_out, train.chunk_size, console.print, model.tokenizer) as data:
+    with open_text(held_out, train.chunk_size, partial(say, console), model.tokenizer) as data:
         windows = validation_windows(data, held_out.val_window, held_out.val_sample)
         batches = validation_batches(data, held_out.val_window, held_out.val_sample, rows)
         total = len(windows) * held_out.val_window

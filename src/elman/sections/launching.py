@@ -131,7 +131,7 @@ class SweepConfig(Section):
         add: Folder of an earlier sweep; this command adds jobs to it.
         job: Folder of one job of a sweep; the command is this job alone, as the sweep recorded it.
         allow_changed_code: Whether jobs may be added by other code than the earlier jobs ran.
-        dry_run: Check everything and print the command of every job, but run none.
+        dry_run: Check all jobs and print the command of each, but run none.
         max_params_spread: Largest spread of the jobs' parameter counts, (largest - smallest) /
             smallest, without a note.
         equal_size: Whether the sweep claims models of one size; a larger spread then stops it.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elman.base.errors import UserError
+from elman.base.quoting import as_override
 from elman.sections.layers import LayerEntry, stacked
 from elman.sections.layers import Value as Value
 from elman.sections.section import Count, NonNegative, Section, rounded
@@ -201,10 +202,14 @@ class ModelConfig(Section):
         return {key: value for key, value in found.items() if before.get(key) != value}
 
     def difference(self, other: ModelConfig) -> str:
-        """Return in words in which settings another model differs, this one's value first."""
+        """Return in words in which settings another model differs, this one's value first.
+
+        Options of another cell are no differences: they follow from the cell.
+        """
         one, two = self.settings(), other.settings()
-        keys = [key for key in one | two if one.get(key) != two.get(key)]
-        found = {key: f"{key} {one.get(key)} and {two.get(key)}" for key in keys}
+        if self.cell != other.cell:
+            one, two = _without(one, self.options), _without(two, other.options)
+        found = _unlike(one, two)
         if "layers" in found and (first := self._first_unlike(other)):
             found["layers"] = first
         return ", ".join(found.values())
@@ -216,9 +221,7 @@ class ModelConfig(Section):
                 return f"layer {place} {one.cell} and {two.cell}"
             if one != two:
                 own, theirs = ({"mlp_ratio": x.mlp_ratio, **x.options} for x in (one, two))
-                keys = [key for key in own | theirs if own.get(key) != theirs.get(key)]
-                pairs = (f"{key} {own.get(key)} and {theirs.get(key)}" for key in keys)
-                return f"layer {place} {', '.join(pairs)}"
+                return f"layer {place} {', '.join(_unlike(own, theirs).values())}"
         return ""
 
     def with_vocabulary(self, size: int) -> ModelConfig:
@@ -227,6 +230,20 @@ class ModelConfig(Section):
         if expected is not None:
             expected += (size - self.vocab_size) * self.dim
         return self.model_copy(update={"vocab_size": size, "expected_params": expected})
+
+
+def _without(settings: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in names}
+
+
+def _unlike(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, str]:
+    """Return in words the values of two models that differ, by their keys."""
+    keys = [key for key in one | two if one.get(key) != two.get(key)]
+    return {key: f"{key} {_typed(one.get(key))} and {_typed(two.get(key))}" for key in keys}
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else as_override(value)
 
 
 def _distinct(layers: Sequence[Kind]) -> list[Kind]:

@@ -7,6 +7,7 @@ checks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,6 +22,7 @@ from elman.launchers.gpus.slots import checked_gpus
 from elman.launchers.job import wants_gpu
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher
+from elman.sweeps.devices import check_device, why_no_gpu
 from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings
 from elman.sweeps.sizes import builds_a_model, check_countable, count_params
 
@@ -66,6 +68,7 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
     typed = [text for text in typed_overrides(tree, "task") if not _is_left_out(text)]
     arguments = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
     config = check_alone(tree, may_pack=False)
+    check_device(config, partial(why_no_gpu, GpusLauncher(name="gpus")))
     said = [shell_line(["elman", *config_flags, *arguments])]
     if builds_a_model(config) and not MODES[config.mode].in_process:
         known: dict[str, int] = {}

@@ -17,6 +17,7 @@ from elman.runs.prepare import check_files
 from elman.runs.state import read_run_result
 from elman.sections.launching import GpusLauncher, LauncherConfig, ranks_of
 from elman.sections.training import DataConfig
+from elman.sweeps.devices import check_devices
 from elman.sweeps.earlier import EarlierSweep
 from elman.sweeps.job_list import JobList, named_job
 from elman.sweeps.jobs import PlannedSweep
@@ -80,6 +81,7 @@ def _check_launcher(
     for job in jobs:
         check_ranks(job.config, Where.LAUNCHER, ranks_of(launcher))
     notes = check_places(jobs, mode, launcher, save_seconds)
+    check_devices(jobs, launcher)
     return [*notes, *slow_paths(suite, jobs, launcher), *_files_notes(jobs, mode)]
 
 

@@ -144,9 +144,9 @@ class Trainer:
             if not difference:
                 raise
             raise UserError(
-                f"train.init_from={place}: its weights do not fit model={model.name}, which "
-                f"differs from the checkpoint's model ({difference}); drop model= and its "
-                "settings to take that model"
+                f"train.init_from={place}: its weights do not fit model={model.name}: the "
+                f"checkpoint's model differs from it ({difference}); drop model= and its settings "
+                "to take the checkpoint's"
             ) from error
         self._display.say(f"weights: those of {checkpoint.path}")
         if difference:
