@@ -11,12 +11,12 @@ Layers are ordinary modules under :mod:`elman.layers`. Importing ``elman`` does 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from elman.base.version import __version__
 
+TYPE_CHECKING = False  # typing takes longer to import than all that a command needs at first
 if TYPE_CHECKING:
+    from typing import Any
+
     from elman.config.named_model import build
     from elman.evaluation.generation import generate
     from elman.report.frames import read_run, read_sweep
@@ -35,6 +35,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        import importlib
+
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'elman' has no attribute '{name}'")
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from elman.cli.main import main
+from elman.cli.start import main
 
 sys.exit(main())

@@ -238,7 +238,7 @@ def _without(settings: Mapping[str, Any], names: Container[str]) -> dict[str, An
 
 def _unlike(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, str]:
     """Return in words the values of two models that differ, by their keys."""
-    keys = [key for key in one | two if one.get(key) != two.get(key)]
+    keys = [key for key in {**one, **two} if one.get(key) != two.get(key)]
     return {key: f"{key} {_typed(one.get(key))} and {_typed(two.get(key))}" for key in keys}
 
 
