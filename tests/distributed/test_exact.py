@@ -54,6 +54,17 @@ def test_a_loss_in_chunks_has_the_same_bits_on_one_two_and_four_ranks(ranks) -> 
     same(one, four)
 
 
+def test_ranks_count_the_bytes_of_the_tokens_of_all(ranks, tmp_path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "text.txt").write_text("def add(left, right):\n    return left + right\n" * 99)
+    tokens = (f"data.path={tmp_path / 'text.txt'}", "data.tokenizer=bpe:280")
+    budget = ("train.steps=null", "train.bytes=600", "train.val_every=null")
+    one, two = (ranks(n, *EXACT[:2], *tokens, *budget, folder=f"{n}") for n in (1, 2))
+    same(one, two)
+    assert one.result["budget"] == two.result["budget"]
+    assert one.result["bpb"] == two.result["bpb"]
+
+
 def test_a_mixed_stack_has_the_same_bits_on_one_and_two_ranks_also_when_they_change(ranks) -> None:
     stack = ("model.layers=[e88,{cell:llama,context:8},gru]", "model.depth=3")
     one = ranks(1, *EXACT, *stack, "train.val_every=null", "train.steps=2", folder="one")

@@ -14,6 +14,10 @@ import torch
 
 import elman
 from elman.base.exit_status import ExitStatus
+from elman.data.batches import open_batches
+from elman.data.text import open_data
+from elman.training.checkpoints.loading import saved_config
+from elman.training.checkpoints.store import find_checkpoint
 from tests.small_run import E1, Elman, elman_said
 
 pytest.importorskip("tokenizers")
@@ -228,7 +232,6 @@ SETTINGS = {
         "data.vocab_size=400: data.tokenizer=bpe:300 says another; drop it",
     ),
     "nothing": (("data.tokenizer=''",), "names nothing; type data.tokenizer=bytes"),
-    "bytes": ((*TOKENS[:2], "train.bytes=1000"), "type train.steps=<number>"),
     "no file": (("data.tokenizer=nowhere.json",), "no such file as nowhere.json; name a tokenizer"),
     "near": (("data.tokenizer=BPE",), "no such file as BPE (did you mean bpe?); name"),
     "a folder": (("data.tokenizer=/",), "no such file as /tokenizer.json; name"),
@@ -279,6 +282,43 @@ def test_the_number_of_tokens_may_stand_in_the_name_of_the_tokenizer(trained, ru
     status, said = run(f"train.resume={one}", "data.tokenizer=bpe:280", "train.steps=7")
     assert status == ExitStatus.OK, said
     assert result(one)["data"]["tokenizer"]["name"] == "bpe of 280"
+
+
+def bytes_of_steps(folder: Path) -> list[int]:
+    """Return how many bytes a run has learned from after each step, by reading them again."""
+    config, model = saved_config(find_checkpoint(folder)), elman.load(folder)
+    found = [0]
+    with (
+        open_data(config.data, config.train.chunk_size, print, model.tokenizer) as data,
+        open_batches(data, config.train) as batches,
+    ):
+        while len(found) <= result(folder)["steps"]:
+            rows = batches.next()
+            found.append(found[-1] + sum(len(model.tokenizer.decode(row[1:])) for row in rows))
+    return found
+
+
+@pytest.mark.parametrize("carried", ["true", "false"])
+def test_a_budget_of_bytes_counts_what_the_tokens_stand_for(trained, run, carried) -> None:
+    budget = ("train.steps=null", "train.bytes=700", f"train.tbptt={carried}")
+    folder, parts = trained("a", *budget), trained("b", *budget, "train.bytes=300")
+    status, said = run(f"train.resume={parts}", "train.bytes=700")
+    assert status == ExitStatus.OK, said
+    for one in (folder, parts):
+        found, read = result(one), bytes_of_steps(one)
+        assert read[-2] < 700 <= read[-1]
+        assert found["budget"] == {"bytes": {"limit": 700, "spent": read[-1]}}
+        each = found["loss"] / found["bpb"] / math.log(2)
+        assert round(found["tokens"] * each) == read[-1]
+        assert found["flops"] == found["tokens"] * found["flops_per_byte"]
+    assert result(parts)["val_bpb"] == result(folder)["val_bpb"]
+    assert f"{result(parts)['tokens']:,} tokens predicted, {read[-1]:,} bytes" in said
+
+
+def test_a_budget_of_operations_counts_those_of_a_token(trained) -> None:
+    found = result(trained("a", "train.steps=null", "train.flops=1e8"))
+    assert found["budget"]["flops"]["spent"] == found["tokens"] * found["flops_per_byte"]
+    assert found["flops_per_byte"] == pytest.approx(6 * found["params"], rel=0.05)
 
 
 @pytest.mark.parametrize("kind", ["", "tiktoken:"])

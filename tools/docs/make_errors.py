@@ -217,7 +217,6 @@ CASES: dict[str, list[str]] = {
         "data.vocab_size=8192",
         "data.tokenizer=nowhere.json",
         "data.tokenizer=book.txt",
-        "data.tokenizer=bpe data.vocab_size=8192 train.bytes=1e9",
         "mode=eval eval.checkpoint=run eval.field=body",
     ],
     "Commands that cannot be read": [

@@ -162,23 +162,12 @@ def _check_combinations(config: RunConfig) -> None:
             "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
             "drop it"
         )
-    _check_budget_of_tokens(config)
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
     # The settings of a resumed run are known only once its folder is read.
     if config.train.resume is None:
         check_ranks(config)
-
-
-def _check_budget_of_tokens(config: RunConfig) -> None:
-    """Raise UserError on a budget of bytes where a step has a fixed number of tokens."""
-    data, size = config.data, config.train.bytes
-    if isinstance(data, DataConfig) and not data.has_bytes and size is not None:
-        raise UserError(
-            f"train.bytes={size}: a step learns from a fixed number of tokens, whose bytes vary; "
-            f"with data.tokenizer={data.tokenizer} type train.steps=<number>"
-        )
 
 
 def _check_task(task: TaskConfig, train: TrainConfig) -> None:

@@ -24,6 +24,7 @@ class AheadBatches(Closing):
         restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
             must be reset before it.
         token_lengths: How many bytes each token stands for; None if a token is a byte.
+        bytes_per_token: About how many bytes a token of the text stands for, likewise.
     """
 
     kind: ClassVar[str]
@@ -31,6 +32,7 @@ class AheadBatches(Closing):
     def __init__(self) -> None:
         self.restarted = True
         self.token_lengths: npt.NDArray[np.int64] | None = None
+        self.bytes_per_token: float | None = None
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-data")
 
     @abstractmethod

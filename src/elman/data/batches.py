@@ -58,8 +58,9 @@ class Batches(AheadBatches):
         )
         self._chunk_size = chunk_size
         self._batch_size = batch_size
-        if data.tokenizer is not None:
+        if data.tokenizer is not None and self._tokens is not None:
             self.token_lengths = data.tokenizer.lengths
+            self.bytes_per_token = self._tokens.bytes_per_token
         self._generator = np.random.Generator(np.random.PCG64(seed))
         self._pending: Future[tuple[Rows, bool]]
 

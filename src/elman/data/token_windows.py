@@ -85,7 +85,10 @@ class TokenReader(Closing):
         self._source, self._size, self._tokenizer = source, size, tokenizer
         self._threads = threads or encoding_threads()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="elman-tokens")
-        self._piece_tokens = self._guess()
+        text = source.read(0, min(size, 2**16)).tobytes()
+        # About: the tokens of a window do not depend on it.
+        self.bytes_per_token = tokenizer.bytes_per_token(text)
+        self._piece_tokens = max(1.0, PIECE_BYTES / self.bytes_per_token)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -151,11 +154,6 @@ class TokenReader(Closing):
             ended = row.position + len(text) == self._size
             for piece in pieces_of(text, pieces, ended=ended):
                 row.add(piece, behind=row.position + len(piece))
-
-    def _guess(self) -> float:
-        """Return about how many tokens a piece has: the result does not depend on it."""
-        text = self._source.read(0, min(self._size, 2**16)).tobytes()
-        return max(1.0, PIECE_BYTES / self._tokenizer.bytes_per_token(text))
 
 
 def pieces_of(text: bytes, count: int, *, ended: bool) -> list[bytes]:

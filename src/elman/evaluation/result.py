@@ -211,7 +211,8 @@ class RunResult(Part):
         "flops_per_byte times tokens; null if the operations of the cell cannot be counted", "FLOP"
     )
     flops_per_byte: Number = number(
-        "floating-point operations of training for one predicted byte, mean over a row, from the "
+        "floating-point operations of training for one predicted byte (with data.tokenizer: for "
+        "one predicted token, which reports show per byte), mean over a row, from the "
         "model's equations, whatever computes them. Forward: 2 for each multiply-add of a product "
         "(weights with the head, convolutions, reads of states, attention), 1 for each other "
         "operation on a number of a matrix state; without the embedding's lookup and without work "
@@ -233,7 +234,7 @@ class RunResult(Part):
     loss_steps: Whole = fact("optimizer steps in the mean of loss and bpb")
     bpb: Number = number(
         "loss / ln 2: bits per predicted byte, training data; with data.tokenizer also divided by "
-        "the bytes of a token, mean over what this rank predicted in the session; of a task: bits "
+        "the bytes of a token, mean over all that the run has predicted; of a task: bits "
         "per answer",
         "bits",
     )

@@ -16,6 +16,7 @@ from elman.base.tables import TerminalTable, names, numbers, text
 from elman.base.typed_in import shortest
 from elman.base.units import MEMORY, duration
 from elman.evaluation.result import RunResult, Seconds
+from elman.report.comparison.per_byte import bytes_per_token
 from elman.report.tables.sweep import computed_by
 from elman.sections.budget import KINDS
 
@@ -69,7 +70,7 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
         paused += f", {duration(_before(seconds))} before the first step"
     rows = [
         ("parameters", f"{result.params:,}", _computed_by(result)),
-        ("steps", f"{result.steps:,}", f"{result.tokens:,} {predicted}"),
+        ("steps", f"{result.steps:,}", f"{result.tokens:,} {predicted}{_text_of(result)}"),
         *_measured(result),
         ("time", duration(seconds.train or 0.0), f"training; besides {paused}"),
         ("loss", _number(result.loss), f"nats per {learned}, last {result.loss_steps} steps"),
@@ -99,6 +100,13 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _text_of(result: RunResult) -> str:
+    """Say how many bytes the predicted tokens stand for, if they are no bytes."""
+    if result.data.tokenizer is None or not result.tokens:
+        return ""
+    return f", {round(result.tokens * bytes_per_token(result)):,} bytes"
+
+
 def _before(seconds: Seconds) -> float:
     """Return the time from the start of the process to the first step, without that of waiting."""
     parts = (seconds.start, seconds.imports, seconds.build, seconds.check, seconds.first_step)
@@ -110,7 +118,8 @@ def _measured(result: RunResult) -> Iterator[tuple[str, str, str]]:
     for kind in KINDS:
         if kind.rate is not None and kind.key in result.budget:
             each = getattr(result, kind.rate.name, None)
-            rate = "" if each is None else f", {each:.4g} {kind.rate.each}"
+            one = kind.rate.each if result.data.tokenizer is None else "a token"
+            rate = "" if each is None else f", {each:.4g} {one}"
             yield kind.unit, f"{result.budget[kind.key]['spent']:.4g}", kind.label + rate
 
 

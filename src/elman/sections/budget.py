@@ -10,7 +10,7 @@ read the rest here. Imports no torch, so that ``elman --cfg`` can import it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elman.sections.section import Count, Positive, Section
@@ -26,7 +26,8 @@ class Budgets(Section):
         minutes: Minutes of training; validation and checkpoints do not count.
         steps: Optimizer steps.
         bytes: Bytes to learn from: those predicted in all steps, over all ranks, each as often as
-            it is read; of a task the positions read.
+            it is read; of subword tokens the bytes that the predicted ones stand for; of a task the
+            positions read.
         flops: Floating-point operations, counted by ``elman.training.flops``.
     """
 
@@ -58,7 +59,8 @@ class Rate:
     Args:
         key: The key of the kind.
         name: Its name in ``metrics.jsonl``, and of the function that computes it.
-        of: What it is multiplied with: a field of :class:`Effort`.
+        of: What it is multiplied with: a field of :class:`Effort`. Where a token is no byte, what
+            is called a byte here is a token.
         module: Where that function is. It takes the groups ``model`` and ``train``, and raises
             UserError if it cannot be computed. Named, and not imported: it imports torch.
         each: One of what it is multiplied with, in words.
@@ -79,33 +81,39 @@ class Effort:
         steps: Optimizer steps.
         seconds: Seconds of training, without validation and checkpoints.
         bytes: Bytes predicted in them, over all ranks; of a task the positions read.
+        tokens: Tokens predicted in them; None if a token is a byte.
         measured: How much of the kinds with a rate, by key, as far as it is counted.
     """
 
     steps: float
     seconds: float
     bytes: float
+    tokens: float | None = None
     measured: Mapping[str, float | None] = field(default_factory=dict)
 
     def rated(self, rates: Mapping[str, float | None]) -> Effort:
         """Return the same with what it takes at some rates, given by name."""
+        tokens = self.bytes if self.tokens is None else self.tokens
+        amounts = {"seconds": self.seconds, "bytes": tokens}
         found = {
-            rate.key: each * getattr(self, rate.of)
+            rate.key: each * amounts[rate.of]
             for rate in RATES
             if (each := rates.get(rate.name)) is not None
         }
-        return Effort(self.steps, self.seconds, self.bytes, found)
+        return replace(self, measured=found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return it for a checkpoint."""
         plain = {"steps": self.steps, "seconds": self.seconds, "bytes": self.bytes}
+        plain |= {} if self.tokens is None else {"tokens": self.tokens}
         return plain | {rate.key: self.measured.get(rate.key) for rate in RATES}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Effort:
         """Return the effort of a checkpoint, which may be older than a kind."""
         measured = {rate.key: state.get(rate.key) for rate in RATES}
-        return cls(state["steps"], state["seconds"], state["bytes"], measured)
+        sizes = (state["steps"], state["seconds"], state["bytes"], state.get("tokens"))
+        return cls(*sizes, measured)
 
 
 @dataclass(frozen=True)

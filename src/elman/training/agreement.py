@@ -32,6 +32,7 @@ class Agreement:
         """Return the moment; every rank calls it."""
         state, interruption = self._state, self._interruption
         self._totals.forget_stop()
+        state.count_bytes()
         share = self._totals.share()
         state.budget.pass_warmup(state.step, self._totals.clock.seconds())
         own = signal.Signals[interruption.name] if interruption.name else 0

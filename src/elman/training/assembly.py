@@ -82,13 +82,14 @@ def state_of(
     if graph and train.overlap == "auto" and config.parallel.shard == "none":
         model.time_parts = time_parts(model, division.rows, train, device)
     objective = objective_of(config.data, train, model, division.rows)
+    batches = open_batches(data, train, division.own_rows)
     state = TrainingState(
         train,
         model,
         objective,
         optimizer,
-        open_batches(data, train, division.own_rows),
-        Budget(train, config.model, config.optim.warmup_steps),
+        batches,
+        Budget(train, config.model, config.optim.warmup_steps, batches.bytes_per_token),
         division,
         reduction_of(config.parallel, team, division, model.parameters()),
         team,

@@ -12,6 +12,9 @@ from elman.sections.budget import KINDS, MINUTES, RATES, Effort, Rate, used, use
 from elman.sections.model import ModelConfig
 from elman.sections.training import TrainConfig
 
+# Steps whose bytes are remembered: more than a device may be behind.
+_NEWEST = 1000
+
 
 class Budget:
     """The limits of a run, and what its applied steps have used of them.
@@ -20,17 +23,28 @@ class Budget:
         train: Group ``train``, with the limits and the sizes of a step.
         model: Group ``model``, which rates may depend on.
         warmup_steps: ``optim.warmup_steps``.
+        bytes_per_token: About how many bytes a token stands for, to foresee steps; None if it is a
+            byte. The bytes of steps that were taken are counted, see :meth:`count_bytes`.
 
     Raises:
         UserError: a budget is set whose rate cannot be computed: ``train.flops``, and the
             operations of the cell cannot be counted.
     """
 
-    def __init__(self, train: TrainConfig, model: ModelConfig, warmup_steps: int) -> None:
+    def __init__(
+        self,
+        train: TrainConfig,
+        model: ModelConfig,
+        warmup_steps: int,
+        bytes_per_token: float | None = None,
+    ) -> None:
         self._train, self._model, self._warmup_steps = train, model, warmup_steps
         self._limits = train.limits
-        self._bytes_per_step = train.batch_size * train.chunk_size * train.grad_accum
-        # Steps and bytes of earlier sessions, and what those bytes took at the rates of theirs;
+        self._bytes_per_token = bytes_per_token
+        # What the tokens of the newest steps stand for, by step: an update may be blocked later.
+        self._text_bytes: dict[int, int] = {}
+        self._tokens_per_step = train.batch_size * train.chunk_size * train.grad_accum
+        # Steps and tokens of earlier sessions, and what those tokens took at the rates of theirs;
         # None if nobody counted that.
         self._before: tuple[int, int, dict[str, float | None]] = (0, 0, {})
         self._warmed: Effort | None = None
@@ -63,10 +77,29 @@ class Budget:
                 self._rates[rate.key] = None, str(error)
         return self._rates[rate.key]
 
-    def bytes_at(self, step: int) -> int:
-        """Return the bytes predicted in the first ``step`` steps, over all ranks."""
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that a predicted token stands for, the mean over all steps; 1 if it is a byte."""
+        step = max(self._text_bytes, default=0)
+        return self.bytes_at(step) / self.tokens_at(step) if step else self._bytes_per_token or 1.0
+
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens predicted in the first ``step`` steps, over all ranks."""
         steps, before, _ = self._before
-        return before + (step - steps) * self._bytes_per_step
+        return before + (step - steps) * self._tokens_per_step
+
+    def bytes_at(self, step: int) -> int:
+        """Return the bytes that these tokens stand for; about, for a step long ago."""
+        if self._bytes_per_token is None:
+            return self.tokens_at(step)
+        if (known := self._text_bytes.get(step)) is not None:
+            return known
+        return round(self.tokens_at(step) * self.bytes_per_token)
+
+    def count_bytes(self, step: int, size: int) -> None:
+        """Note what the tokens of the first ``step`` steps stand for, over all ranks."""
+        self._text_bytes[step] = size
+        self._text_bytes.pop(step - _NEWEST, None)
 
     def flops_at(self, step: int) -> float | None:
         """Return the operations of these steps; None if they cannot be counted."""
@@ -77,7 +110,7 @@ class Budget:
         if (each := self._rate(key)) is None:
             return None
         steps, size, measured = self._before
-        now = (step - steps) * self._bytes_per_step * each
+        now = (step - steps) * self._tokens_per_step * each
         before = measured.get(key, 0.0)
         return now + (size * each if before is None else before)
 
@@ -94,7 +127,8 @@ class Budget:
             step_seconds: Seconds of one more.
         """
         so_far = used(self._limits, self._effort(step, seconds))
-        each = self._counted(Effort(1, step_seconds, self._bytes_per_step))
+        tokens = self._tokens_per_step
+        each = self._counted(Effort(1, step_seconds, tokens * self.bytes_per_token, tokens))
         left = [
             (self._limits[key] - so_far[key]) / size
             for key, size in used(self._limits, each).items()
@@ -124,25 +158,46 @@ class Budget:
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return what was used up to a step, for a resumed run."""
-        so_far = {"step": step, "bytes": self.bytes_at(step)}
+        so_far = {"step": step, "bytes": self.tokens_at(step)}
+        if self._bytes_per_token is not None:
+            so_far["text_bytes"] = self.bytes_at(step)
         of_bytes = [rate.key for rate in RATES if rate.of == "bytes"]
         measured = {key: self._by_bytes(key, step) for key in of_bytes}
         warmed = None if self._warmed is None else self._warmed.state_dict()
         return {**so_far, **measured, "warmed": warmed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what earlier sessions used."""
+        """Continue from what earlier sessions used.
+
+        Raises:
+            UserError: ``train.bytes`` limits the run, and an old version did not count them.
+        """
         measured = {rate.key: state.get(rate.key) for rate in RATES}
         self._before = (state["step"], state["bytes"], measured)
+        self._load_bytes(state)
         warmed = state.get("warmed")  # missing in the oldest checkpoints
         if isinstance(warmed, list):  # in older ones: step, bytes, seconds
             step, size, seconds = warmed
             warmed = {"steps": step, "seconds": seconds, "bytes": size}
         self._warmed = None if warmed is None else Effort.from_state_dict(warmed)
 
+    def _load_bytes(self, state: dict[str, Any]) -> None:
+        """Take over what the tokens of earlier sessions stand for."""
+        if self._bytes_per_token is None:
+            return
+        size = state.get("text_bytes")
+        if size is None and "bytes" in self._limits:
+            raise UserError(
+                "train.bytes: the version that saved the checkpoint did not count the bytes of "
+                "its tokens; drop it, or start a new run"
+            )
+        self._text_bytes = {}
+        self.count_bytes(state["step"], self.bytes_at(state["step"]) if size is None else size)
+
     def _effort(self, step: int, seconds: float) -> Effort:
         """Return what the first ``step`` steps took, and of the kinds with a rate what limits."""
-        effort = self._counted(Effort(step, seconds, self.bytes_at(step)))
+        tokens = None if self._bytes_per_token is None else self.tokens_at(step)
+        effort = self._counted(Effort(step, seconds, self.bytes_at(step), tokens))
         of_bytes = [rate.key for rate in self._train.rates if rate.of == "bytes"]
         measured = {key: self._by_bytes(key, step) for key in of_bytes}  # earlier rates, too
         return replace(effort, measured={**effort.measured, **measured})

@@ -26,21 +26,15 @@ class MicroBatches:
 
     Attributes:
         wait: Seconds spent waiting for data so far.
+        bytes: What the predicted tokens of this rank stand for in this session, if they are no
+            bytes themselves.
     """
 
     def __init__(self, batches: AnyBatches, grad_accum: int) -> None:
         self._batches, self._grad_accum = batches, grad_accum
         self._streams = isinstance(batches, StreamBatches | TokenStreamBatches)
         self.wait = 0.0
-        self._bytes = self._tokens = 0
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes that a predicted token of this rank stood for so far in this session, on average.
-
-        It is 1 if a token is a byte.
-        """
-        return self._bytes / self._tokens if self._tokens else 1.0
+        self.bytes = 0
 
     def of_step(self) -> list[MicroBatch]:
         """Return the micro-batches of the next step.
@@ -48,7 +42,7 @@ class MicroBatches:
         Raises:
             UserError: one cannot be read; then none counts as read.
         """
-        before = self._batches.state_dict()
+        before, size = self._batches.state_dict(), self.bytes
         read: list[MicroBatch] = []
         for _ in range(self._grad_accum):
             try:
@@ -57,6 +51,7 @@ class MicroBatches:
             except (UserError, OSError):
                 if read:
                     self._batches.load_state_dict(before)
+                self.bytes = size
                 raise
         return read
 
@@ -65,7 +60,5 @@ class MicroBatches:
         rows = self._batches.next()
         self.wait += time.perf_counter() - began
         if (lengths := self._batches.token_lengths) is not None:
-            predicted = rows[:, 1:]
-            self._tokens += predicted.size
-            self._bytes += int(lengths[predicted].sum())
+            self.bytes += int(lengths[rows[:, 1:]].sum())
         return rows

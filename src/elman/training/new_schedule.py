@@ -35,7 +35,8 @@ def change_schedule(
     if step == 0 or not changed:
         return None
     optimizer = state.optimizer
-    earlier = Budget(before.train, before.model, before.optim.warmup_steps)
+    each = state.batches.bytes_per_token
+    earlier = Budget(before.train, before.model, before.optim.warmup_steps, each)
     earlier.load_state_dict(state.budget.state_dict(step))
     old = learning_rate(
         before.optim, step, earlier.share(step, seconds), optimizer.warmup_progress or 0.0

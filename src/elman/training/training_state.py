@@ -81,14 +81,21 @@ class TrainingState:
         self.replayed: ReplayedPass | None = None
         self.replayed_update: Update | None = None
         self.released = False
-        self.step = 0
+        self.step = self._bytes_before = 0
         self.mark: Mark = unmarked
         self._bookmarks: deque[_Bookmark] = deque(maxlen=3)
 
     @property
     def tokens(self) -> int:
-        """Number of bytes predicted so far."""
-        return self.budget.bytes_at(self.step)
+        """Number of tokens predicted so far, over all ranks."""
+        return self.budget.tokens_at(self.step)
+
+    def count_bytes(self) -> None:
+        """Count what the tokens of all ranks stand for; every rank calls it after each step."""
+        if self.batches.token_lengths is None:
+            return
+        rows = self.team.gather(self.micro_batches.bytes)
+        self.budget.count_bytes(self.step, self._bytes_before + round(sum(row[0] for row in rows)))
 
     @property
     def graph(self) -> bool:
@@ -177,6 +184,8 @@ class TrainingState:
         self.batches.load_state_dict(state["batches"])
         self.recurrent.load(state["states"], self.device)
         self.step, self.micro_batches.wait = state["step"], state["data_wait"]
+        self.micro_batches.bytes = 0
         if "spent" in state:  # missing in the oldest checkpoints
             self.budget.load_state_dict(state["spent"])
+            self._bytes_before = self.budget.bytes_at(self.step)
         set_rng_state(state["rng"], self.device)

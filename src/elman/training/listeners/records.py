@@ -125,7 +125,7 @@ class Records(Listener):
         totals.contention.sample()
         rate, seconds = totals.throughput.window(), totals.clock.seconds()
         share, memory = totals.share(), peak_memory(state.device)
-        bpb = bits_per_byte(loss / state.micro_batches.bytes_per_token)
+        bpb = bits_per_byte(loss / state.budget.bytes_per_token)
         values = {
             "loss": loss,
             "bpb": bpb,

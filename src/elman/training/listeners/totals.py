@@ -172,7 +172,7 @@ class Totals(Listener):
         result.flops_per_byte = state.budget.flops_per_byte
         result.budget = state.budget.report(state.step, seconds)
         result.loss, result.loss_steps = loss, self.losses.count
-        each = state.micro_batches.bytes_per_token
+        each = state.budget.bytes_per_token
         result.bpb = None if loss is None else bits_per_byte(loss / each)
         result.val_bpb, result.best_val_bpb = self.val_bpb, self.best_val_bpb
         result.val_tokens, result.val_step = self.val_tokens, self.validated_step
