@@ -172,7 +172,17 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
             "generate.fused=maybe: expected one of auto, true, false",
         ),
         ("-m sweep.resume=", "sweep.resume=: names no folder; name a sweep's"),
-        ("+model.layers.0.cell=e1", "model.layers={'0': {'cell': 'e1'}}: expected a list"),
+        (
+            "+model.layers.0.cell=e1",
+            "+model.layers.0.cell=e1: the layers are set as one list, in which at names single "
+            "ones; type 'model.layers=[{cell:e1,at:0}]'",
+        ),
+        (
+            "model.layers.2.n_state=8",
+            "model.layers.2.n_state=8: the layers are set as one list, in which at names single "
+            "ones; type 'model.layers=[{cell:<its cell>,n_state:8,at:2}]'",
+        ),
+        ("++model.layers.1=e1", "++model.layers.1=e1: the layers are set as one list"),
         ("model.dropout=nan", "model.dropout=nan: expected a finite number"),
         (
             "optim.lr='1e-3'",

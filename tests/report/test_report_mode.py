@@ -264,6 +264,17 @@ def test_runs_whose_layers_computed_side_by_side_are_rows_of_their_own(
     )
 
 
+def test_the_same_layers_typed_differently_are_one_row(report: Report, sweep: FakeSweep) -> None:
+    ways = ("[e1,e88]", "[{cell:e88,at:[1,3]}]")
+    for seed, way in enumerate(ways, 1):
+        layers = f"model.layers={way}"
+        sweep.job("model=e1", "model.depth=4", layers, f"train.seed={seed}")
+    other = "model.layers=[e88,e1]"
+    sweep.job("model=e1", "model.depth=4", other)
+    labels = [f"e1 model.depth=4 model.layers={ways[0]}", f"e1 model.depth=4 {other}"]
+    assert list(report(sweep.folder).table) == labels
+
+
 def test_a_short_mean_says_its_count(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1", result={"loss_steps": 40})
     assert report(sweep.folder).table["e1"]["loss"] == "1.5000 (last 40)"

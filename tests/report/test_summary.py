@@ -26,6 +26,16 @@ def test_a_run_without_a_checkpoint_offers_nothing_that_needs_one(train) -> None
 
 
 @pytest.mark.parametrize(
+    ("status", "goes_on"), [("ok", False), ("crash", True), ("interrupted", True), ("oom", True)]
+)
+def test_what_did_not_end_well_says_how_it_goes_on(train, status: str, goes_on: bool) -> None:
+    run, printed = train("train.steps=1"), io.StringIO()
+    result = RunResult.model_validate({**run.result, "status": status})
+    print_summary(Console(file=printed, width=200), run.folder, result)
+    assert ("elman train.resume=" in printed.getvalue()) is goes_on
+
+
+@pytest.mark.parametrize(
     "folder",
     [
         "outputs/2026-01-31/12-00_e88_tiny",

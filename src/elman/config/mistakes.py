@@ -119,6 +119,8 @@ def _refuse_form(override: str) -> None:
         raise UserError(f"{key}: settings cannot be removed; {instead}")
     if not key.strip("+"):
         raise UserError(f"{override}: has no key; type key=value, as in train.steps=100")
+    if layer := re.fullmatch(r"\+*model\.layers\.(\d+)(?:\.(\w+))?", key):
+        raise UserError(f"{override}: {_layer_in_list(*layer.groups(), value)}")
     if key.lstrip("+") in ("hydra.callbacks", "hydra/callbacks"):
         raise UserError(f"{override}: elman needs its own callback; add yours as +{key}.mine=...")
     if key == "tune" and "," in value:
@@ -138,6 +140,15 @@ def _refuse_form(override: str) -> None:
         raise UserError(f"{override}: tune takes one choice, as in tune=rates")
     sweep = f"elman -m {key}={value.strip('[]')}"
     raise UserError(f"{override}: {key} takes one choice; for a job with each type {sweep}")
+
+
+def _layer_in_list(place: str, option: str | None, value: str) -> str:
+    """Return what to type in place of a key of one layer, as ``model.layers.5.cell=e88``."""
+    entry = f"cell:{value}" if option in (None, "cell") else f"cell:<its cell>,{option}:{value}"
+    return (
+        "the layers are set as one list, in which at names single ones; type "
+        f"'model.layers=[{{{entry},at:{place}}}]'"
+    )
 
 
 def _refuse_path(override: str, command: _Command) -> None:

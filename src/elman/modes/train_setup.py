@@ -54,9 +54,14 @@ class TrainingSetup:
 
     @property
     def one_pass(self) -> RunConfig:
-        """The configuration of one pass with the chosen backend, which keeps less than loops."""
+        """The configuration of one pass with the chosen backend, which keeps less than loops.
+
+        It names the precision, too.
+        """
         kernels = self.config.kernels.model_copy(update={"backend": self.backend})
-        train = self.config.train.model_copy(update={"batch_size": self.division.rows})
+        train = self.config.train.model_copy(
+            update={"batch_size": self.division.rows, "precision": self.precision}
+        )
         return self.config.model_copy(update={"kernels": kernels, "train": train})
 
     def cut(self, model: LanguageModel) -> None:

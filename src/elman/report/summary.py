@@ -54,7 +54,7 @@ def _print_next(console: Console, place: str, status: str, *, learned_text: bool
     if learned_text:
         generate = f"elman mode=generate {pasteable('generate.checkpoint', place)}"
         steps.insert(0, ("sample it", generate))
-    if status == "interrupted":
+    if status != RunStatus.OK:
         steps.insert(0, ("continue", f"elman {pasteable('train.resume', place)}"))
     for label, command in steps:
         say(console, f"  {label:<10} {command}")

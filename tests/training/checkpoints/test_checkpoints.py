@@ -277,6 +277,16 @@ def test_a_run_before_its_first_checkpoint_is_not_called_a_wrong_folder(tmp_path
         find_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_saves_none_is_not_waited_for(tmp_path: Path, ended: bool) -> None:
+    (tmp_path / METRICS).touch()
+    (tmp_path / "config.yaml").write_text("train: {checkpoints: false}\n")
+    if ended:
+        (tmp_path / RESULT).touch()
+    with pytest.raises(UserError, match=r"saves no checkpoint \(train.checkpoints=false\)"):
+        find_checkpoint(tmp_path)
+
+
 def test_a_state_without_room_says_why(tmp_path: Path) -> None:
     """Only the state fails: torch itself names a place in its sources, and no reason."""
     (tmp_path / checkpoints.STATE).symlink_to("/dev/full")

@@ -37,3 +37,14 @@ def test_a_layer_without_a_time_loop_is_estimated_exactly(model: str) -> None:
 def test_a_short_window_is_estimated_exactly() -> None:
     config = compose_config(["model=e42", *SMALL, "train.chunk_size=16"])
     assert quick_memory(config) == estimate_memory(config).total
+
+
+def test_a_step_in_bf16_has_a_copy_of_the_head() -> None:
+    tokens = ["data.tokenizer=bpe", "data.vocab_size=8192", "train.chunk_size=16"]
+    totals = {
+        precision: estimate_memory(
+            compose_config(["model=e42", *SMALL, *tokens, f"train.precision={precision}"])
+        ).total
+        for precision in ("fp32", "bf16")
+    }
+    assert totals["bf16"] - totals["fp32"] == 2 * 8192 * 256

@@ -69,7 +69,16 @@ def experiment(run: Run) -> str:
         name: {k: v for k, v in section.items() if k not in _IRRELEVANT.get(name, ())}
         for name, section in _sections(run).items()
     }
+    if (model := tree.get("model", {})).get("layers") is not None:
+        model["layers"] = _layer_by_layer(model)
     return json.dumps(tree, sort_keys=True, default=str)
+
+
+def _layer_by_layer(model: Mapping[str, Any]) -> list[Any]:
+    """Return what every layer of a mixed stack is, however its ``layers`` were typed."""
+    checked = validate_model(model)
+    parts = [part.settings() for part in checked.parts()]
+    return [parts[place] for place in checked.order()]
 
 
 def measured(run: Run) -> str:

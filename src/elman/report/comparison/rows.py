@@ -184,10 +184,19 @@ def _labeled(rows: Sequence[Row]) -> list[Row]:
 
 
 def _swept(row: Row, set_by_tasks: Collection[str]) -> list[str]:
-    """Return the swept settings that all its runs share, without the seed and those ``given``."""
+    """Return the swept settings that all its runs share, without the seed and those of tasks.
+
+    The layers of a mixed stack can be typed in several ways.
+    """
     first, *others = row.runs
-    shared = [text for text in first.swept if all(text in run.swept for run in others)]
-    return [text for text in shared if text.partition("=")[0] not in {*_UNTOLD, *set_by_tasks}]
+    untold = {*_UNTOLD, *set_by_tasks}
+    swept = [(text.partition("=")[0], text) for text in first.swept]
+    return [
+        text
+        for key, text in swept
+        if key not in untold
+        and (key == "model.layers" or all(text in run.swept for run in others))
+    ]
 
 
 def _given_by_tasks(rows: Sequence[Row]) -> set[str]:

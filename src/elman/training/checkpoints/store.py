@@ -453,12 +453,26 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
     if runs:
         first = relative(runs[0])
         raise UserError(f"{path}: a folder of {len(runs)} runs; name one, as in {first}")
+    if _saves_none(path):
+        raise UserError(
+            f"{path}: this run saves no checkpoint (train.checkpoints=false); start a new one with "
+            "train.checkpoints=true"
+        )
     if (path / METRICS).is_file() and not (path / RESULT).exists():
         raise UserError(
             f"{path}: this run has saved no checkpoint yet; wait for its first one, or type "
             f"elman train.resume={shlex.quote(str(path))} if it was killed"
         )
     raise UserError(f"{path}: holds no checkpoint; name a run folder or one of its checkpoints")
+
+
+def _saves_none(run: Path) -> bool:
+    """Whether a folder is a run that was told to save no checkpoint."""
+    try:
+        train = read_yaml(run / CONFIG).get("train")
+    except YamlError:
+        return False
+    return isinstance(train, dict) and train.get("checkpoints") is False
 
 
 def _opened(path: Path) -> Checkpoint:

@@ -62,8 +62,19 @@ def estimate_memory(config: RunConfig, batch_size: int | None = None) -> MemoryE
             each = _live_bytes(config, model, rows)
             activations += number * max(0, each[0] - first[0])
             params += number * (each[1] - first[1])
-    fixed = PROCESS_BYTES + BYTES_PER_PARAMETER * params
+    fixed = PROCESS_BYTES + BYTES_PER_PARAMETER * params + _head_copy(config)
     return MemoryEstimate(fixed + int(ALLOCATOR_SLACK * activations), fixed, rows)
+
+
+def _head_copy(config: RunConfig) -> int:
+    """Return the bytes of the head's weights in bf16, which the pass in fp32 here does not copy.
+
+    With ``train.precision=auto`` the step may be one of a GPU.
+    """
+    train = config.train
+    if train.precision == "fp32" or (train.precision == "auto" and train.device == "cpu"):
+        return 0
+    return 2 * config.model.vocab_size * config.model.dim
 
 
 def largest_batch(config: RunConfig, available: int) -> int | None:
