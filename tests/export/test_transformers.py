@@ -279,3 +279,25 @@ def test_a_trainer_trains_it_and_saves_what_elman_reads(small: Exported, tmp_pat
         assert not torch.equal(saved.embedding, elman.load(small.run).embedding)
     assert len(losses[0]) == 2
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("small", ["e88", "e1", "llama"], indirect=True)
+def test_adapters_of_peft_train_merge_and_leave_for_elman(small: Exported, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model, tokens = opened(small.folder), torch.randint(256, (2, 24))
+    before = model(tokens, labels=tokens).loss
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_parameters=["in_proj", "out_proj"])
+    )
+    trained = [one for one in adapted.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    for _ in range(3):
+        adapted(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = adapted(tokens, labels=tokens).loss
+    assert after < before
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    merged = elman.load(tmp_path / "merged").loss(tokens)[0]
+    torch.testing.assert_close(merged, opened(tmp_path / "merged")(tokens, labels=tokens).loss)
+    torch.testing.assert_close(merged, after, rtol=1e-4, atol=1e-4)

@@ -194,8 +194,7 @@ def _swept(row: Row, set_by_tasks: Collection[str]) -> list[str]:
     return [
         text
         for key, text in swept
-        if key not in untold
-        and (key == "model.layers" or all(text in run.swept for run in others))
+        if key not in untold and (key == "model.layers" or all(text in run.swept for run in others))
     ]
 
 
