@@ -120,7 +120,7 @@ def _refuse_form(override: str) -> None:
     if not key.strip("+"):
         raise UserError(f"{override}: has no key; type key=value, as in train.steps=100")
     if layer := re.fullmatch(r"\+*model\.layers\.(\d+)(?:\.(\w+))?", key):
-        raise UserError(f"{override}: {_layer_in_list(*layer.groups(), value)}")
+        raise UserError(f"{override}: {_layer_in_list(layer[1], layer[2], value)}")
     if key.lstrip("+") in ("hydra.callbacks", "hydra/callbacks"):
         raise UserError(f"{override}: elman needs its own callback; add yours as +{key}.mine=...")
     if key == "tune" and "," in value:
