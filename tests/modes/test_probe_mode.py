@@ -133,6 +133,7 @@ def test_a_run_that_learned_a_task_is_refused(
     monkeypatch.chdir(tmp_path)
     elman = elman_said(capfd)
     small = ("data=copy", "model=e1", "model.dim=128", "model.depth=1", "train.steps=1")
+    small += ("data.lengths=[8]", "data.test_rows=2", "data.val_rows=2")
     assert elman(*small, "train.batch_size=2", "hydra.run.dir=task")[0] == ExitStatus.OK
     status, said = elman("mode=probe", "probe.checkpoint=task")
     assert status == ExitStatus.USER_ERROR

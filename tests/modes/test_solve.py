@@ -350,7 +350,7 @@ def test_several_sizes_out_of_reach_give_the_nearest() -> None:
 
 def test_sizes_that_no_combination_of_the_cell_takes_say_why() -> None:
     with pytest.raises(UserError, match=r"kernels\.backend=triton"):
-        search(model("model=e4"), 10**8, ["dim", "rank"], backend="triton")
+        search(model("model=e4"), 10**8, ["depth", "expansion"], backend="triton")
 
 
 @pytest.mark.parametrize("over", ["depth", "dim"])

@@ -81,6 +81,8 @@ def test_an_old_run_is_scored_and_sampled(old: Path, elman: Elman) -> None:
     assert elman("mode=generate", f"generate.checkpoint=sweep/{JOB_1}", "generate.max_bytes=8")
 
 
+# Its second job has two thousand steps; the sweep of November below has sixty.
+@pytest.mark.slow
 def test_an_old_sweep_runs_only_what_is_not_ok_and_is_reported(old: Path, elman: Elman) -> None:
     output = elman("-m", "sweep.resume=sweep")
     assert "1 of 2 jobs are ok already" in output

@@ -275,6 +275,12 @@ WRONG = [
         "model.expansion=1.5: 96 channels are not a whole number of heads of 64; "
         "use model.expansion=1 or 2, or another model.head_dim",
     ),
+    (  # 1600 * 2.28 is less than 3648
+        Mamba2,
+        {"expansion": 2.25, "head_dim": 64, "dim": 1600},
+        "model.expansion=2.25: 3600 channels are not a whole number of heads of 64; "
+        "use model.expansion=2.24 or 2.2800000000000002, or another model.head_dim",
+    ),
     (
         Mamba2,
         {"n_groups": 3, "dim": 128},

@@ -70,7 +70,7 @@ class M2RNN(Mixer):
             init.normal_(self.conv.weight, _CONV_STD)
         init.decay_rate_(self.a_log, 1e-4, 16.0)
         init.time_step_(self.dt_bias, 0.001, 0.1)
-        self.mix.copy_(torch.eye(self.value_width, device=self.mix.device).expand_as(self.mix))
+        self.mix.zero_().diagonal(dim1=1, dim2=2).fill_(1)
         nn.init.ones_(self.residual)
         if self.norm_gain is not None:
             nn.init.ones_(self.norm_gain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from elman.base.errors import UserError
@@ -81,10 +82,13 @@ def _check_ranges(options: Mapping[str, Value]) -> None:
 
 def _ratio(dim: int, width: int) -> str:
     """Return the shortest decimal whose truncated width is ``width``."""
-    for digits in range(1, 18):
-        text = f"{width / dim:.{digits}g}"
-        if int(dim * float(text)) == width:
-            return text
+    # dim times the nearest number may round to less than the width: the next one is in reach, too.
+    nearest = width / dim
+    for near in (nearest, math.nextafter(nearest, math.inf)):
+        for digits in range(1, 18):
+            text = f"{near:.{digits}g}"
+            if int(dim * float(text)) == width:
+                return text
     raise AssertionError(f"no decimal times {dim} is {width}")
 
 
