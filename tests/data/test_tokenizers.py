@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +14,20 @@ import numpy as np
 import pytest
 
 from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
+from elman.base.live_line import PROGRESS_VARIABLE
 from elman.data.files import ByteSource
 from elman.data.text import open_text
 from elman.data.token_windows import TokenReader
 from elman.data.tokenizers import hugging_face, tiktoken_ranks
+from elman.data.tokenizers import learned as learned_module
 from elman.data.tokenizers.learned import learned_tokenizer
 from elman.data.tokenizers.opening import named_tokenizer, tokenizer_of_definition
 from elman.data.tokenizers.tokenizer import Tokenizer
 from elman.export.files import learned_tokenizer as exported_tokenizer
 from elman.export.files import tokenizer as byte_tokenizer_json
 from elman.sections.training import DataConfig
+from tests.small_run import E1
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -109,6 +114,75 @@ def test_two_processes_learn_the_same_once(source, cache) -> None:
     assert all(job.returncode == 0 for job in jobs)
     assert len({lines[-2] for lines in said}) == 1
     assert sum("learning" in lines for lines in said) == 1
+
+
+def test_how_a_text_is_handed_over_changes_no_token(source, cache, monkeypatch) -> None:
+    text = cache.with_name("lines.txt")
+    lines = (
+        b"def  f(x):\n\n    'a',\n\t\xc3\xa9t\xc3\xa9 12345  !?\r\n \x1c\n  x\x0b y\xe3\x80\x80z\n"
+    )
+    text.write_bytes(TEXT.replace(b"\x1e", b"") + lines * 99)
+    definitions = set()
+    for number, size in enumerate((30, 101, 2**20)):
+        monkeypatch.setattr(learned_module, "_TEXT_CHARACTERS", size)
+        monkeypatch.setenv("ELMAN_CACHE", str(cache / str(number)))
+        definitions.add(learned(ByteSource(str(text)), 290).definition)
+    assert len(definitions) == 1
+
+
+LEARNS_LONG = """
+import sys
+from elman.base import live_line
+from elman.cli.main import main
+live_line._FIRST_SECONDS = live_line._SPARSE_SECONDS = 0.1
+sys.exit(main())
+"""
+
+
+def test_a_signal_ends_the_learning_at_once_and_progress_shows_before(tmp_path, cache) -> None:
+    text = tmp_path / "dna.txt"  # a word without an end: each join reads all of it
+    text.write_bytes(np.random.default_rng(0).choice([*b"ACGT"], 2**23).astype(np.uint8).tobytes())
+    settings = (*E1, f"data.path={text}", "data.tokenizer=bpe", "data.vocab_size=60000")
+    shown = os.environ | {PROGRESS_VARIABLE: "on"}
+    command = [sys.executable, "-c", LEARNS_LONG, *settings, f"hydra.run.dir={tmp_path / 'run'}"]
+    said = []
+    with subprocess.Popen(command, env=shown, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        for line in job.stderr:
+            said.append(line)
+            if "joining the most frequent pairs" in line:
+                job.send_signal(signal.SIGTERM)
+                break
+        said += job.stderr
+    assert job.returncode == ExitStatus.INTERRUPTED, said
+    assert any("% read, " in line for line in said)
+    assert said[-1] == "elman: interrupted (SIGTERM) before the first step: nothing to save\n"
+    assert not list(cache.glob("data/*/tokenizer.json"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_next_process_learns_when_the_one_that_learned_was_killed(source, cache) -> None:
+    code = (
+        "import sys, time; from elman.data.files import ByteSource;"
+        "from elman.data.tokenizers import learned;"
+        "learned._wait_showing = lambda *all: (print('now', flush=True), time.sleep(600));"
+        "s = ByteSource(sys.argv[1]);"
+        "learned.learned_tokenizer(s, len(s), 300, lambda line: None)"
+    )
+    command = [sys.executable, "-c", code, source.paths[0]]
+    said: list[str] = []
+
+    def announce(line: str) -> None:
+        said.append(line)
+        if "waiting" in line:
+            job.kill()
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "now\n"
+        found = learned_tokenizer(source, len(source), 300, announce)
+    assert found.vocab_size == 300
+    assert [line.partition(" ")[0] for line in said] == ["another", "learning"]
 
 
 def test_too_few_words_for_so_many_tokens_are_refused(source) -> None:

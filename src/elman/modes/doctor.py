@@ -6,13 +6,12 @@ at the same time. An area is printed as soon as it and those above it are known.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 
 from rich.console import Console
 from rich.text import Text
 
+from elman.base.beside import beside
 from elman.base.consoles import LiveArea, say, table_console
 from elman.base.exit_status import ExitStatus
 from elman.base.tables import TerminalTable, names, text
@@ -60,7 +59,7 @@ def _areas(console: Console) -> Iterator[list[Finding]]:
     live = LiveArea(console)
     live.start()
     try:
-        packs = _beside(lambda: packed_data(lambda folder: None))
+        packs = beside(lambda: packed_data(lambda folder: None), "elman-packs")
         for facts in gather(lambda names: live.draw(f"waiting for {', '.join(names)}")):
             while waiting and not waiting[0][1] & facts.open:
                 yield waiting.pop(0)[0](facts)
@@ -69,20 +68,6 @@ def _areas(console: Console) -> Iterator[list[Finding]]:
     finally:
         live.stop()
     _print_slow(console, facts)
-
-
-def _beside(work: Callable[[], list[Finding]]) -> Future[list[Finding]]:
-    """Start work in a thread that ends with the process: an interruption waits for nothing."""
-    future: Future[list[Finding]] = Future()
-
-    def run_work() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # raised again where the result is read
-            future.set_exception(error)
-
-    threading.Thread(target=run_work, name="elman-packs", daemon=True).start()
-    return future
 
 
 def _table(findings: Sequence[Finding]) -> TerminalTable:

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
+from elman.base import process_exit
+from elman.base.beside import beside
 from elman.base.cache import CACHE_VARIABLE, cached, make_cache_folder, whole_cache_file
 from elman.base.errors import UserError
 from elman.base.file_lock import FileLock
 from elman.base.live_line import LiveLine
 from elman.base.run_files import TOKENIZER
-from elman.base.units import size_text
+from elman.base.units import duration, size_text
 from elman.data.files import ByteSource
 from elman.data.tokenizers.hugging_face import (
     byte_characters,
     require_tokenizers,
     tokenizer_of_json,
 )
-from elman.data.tokenizers.tokenizer import Tokenizer
+from elman.data.tokenizers.tokenizer import Tokenizer, explained
 from elman.sections.training import BPE, SEPARATOR, token_name
 
-_VERSION = 1
+_VERSION = 2
 _PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
     r"\s*[\r\n]|\s+(?!\S)|\s+"
@@ -36,7 +40,12 @@ _PATTERN = (
 LEARNED_BYTES = 256 * 2**20
 """Most bytes that are learned from; of more text, evenly spaced blocks."""
 _BLOCK = 2**20
+# The library takes 256 texts at a time, and its time grows with the square of a word's length. So a
+# text ends between two words, where any pattern would cut, and within a word that has no end.
+_TEXT_CHARACTERS = 2**13
+_TEXT_END = re.compile(r"(?<=\n)(?=[^\S\r\n]*\S)|(?<=\S)(?= )")
 _WAIT_SECONDS = 0.5
+_SHOW_SECONDS = 0.2
 
 
 def learned_tokenizer(
@@ -104,14 +113,16 @@ def _is_whole(path: Path) -> bool:
 
 
 def _wait_for(lock: FileLock, announce: Callable[[str], None]) -> None:
-    said = False
-    while not lock.take():
-        if remedy := lock.remedy():
-            raise UserError(f"{lock.path.parent}: {lock.holder()} learns tokens in it; {remedy}")
-        if not said:
-            announce("another process is learning these tokens: waiting for it ...")
-            said = True
-        time.sleep(_WAIT_SECONDS)
+    if lock.take():
+        return
+    announce("another process is learning these tokens: waiting for it ...")
+    with LiveLine() as line:
+        while not lock.take():
+            if remedy := lock.remedy():
+                holder = lock.holder()
+                raise UserError(f"{lock.path.parent}: {holder} learns tokens in it; {remedy}")
+            line.show(f"waiting for the tokens of another process, {duration(line.seconds)}")
+            time.sleep(_WAIT_SECONDS)
 
 
 def _learn(
@@ -138,8 +149,10 @@ def _learn(
         show_progress=False,
         initial_alphabet=list(byte_characters()),
     )
-    with LiveLine() as line:
-        tokenizer.train_from_iterator(_texts(source, train_bytes, line), trainer)
+    texts = _Texts(source, train_bytes)
+    with explained(f"data.tokenizer={BPE}: cannot be learned", "name another tokenizer"):
+        learned = beside(lambda: tokenizer.train_from_iterator(texts, trainer), "elman-bpe")
+        _wait_showing(learned, texts)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise UserError(
@@ -151,17 +164,53 @@ def _learn(
         scratch.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
 
 
-def _texts(source: ByteSource, train_bytes: int, line: LiveLine) -> Iterator[str]:
-    """Yield the documents of the blocks that are learned from; what is not UTF-8 is left out."""
-    blocks = -(-train_bytes // _BLOCK)
-    most = LEARNED_BYTES // _BLOCK
-    count = min(blocks, most)
-    for index in range(count):
-        start = (index * blocks // count) * _BLOCK
-        block = source.read(start, min(_BLOCK, train_bytes - start)).tobytes()
-        yield from block.decode(errors="ignore").split(SEPARATOR.decode())
-        line.show(f"learning tokens: {(index + 1) / count:.0%} read")
-    line.show("learning tokens: joining the most frequent pairs")
+class _Texts:
+    """The documents of the blocks that are learned from; what is not UTF-8 is left out.
+
+    Attributes:
+        stage: What goes on.
+        stopped: Set to let the reader fail.
+    """
+
+    def __init__(self, source: ByteSource, train_bytes: int) -> None:
+        self._source, self._bytes = source, train_bytes
+        self.stage, self.stopped = "0% read", False
+
+    def __iter__(self) -> Iterator[str]:
+        blocks = -(-self._bytes // _BLOCK)
+        count = min(blocks, LEARNED_BYTES // _BLOCK)
+        for index in range(count):
+            start = (index * blocks // count) * _BLOCK
+            block = self._source.read(start, min(_BLOCK, self._bytes - start)).tobytes()
+            for document in block.decode(errors="ignore").split(SEPARATOR.decode()):
+                yield from self._short(document)
+            self.stage = f"{(index + 1) / count:.0%} read"
+        self.stage = "joining the most frequent pairs"
+
+    def _short(self, document: str) -> Iterator[str]:
+        """Yield a document in parts."""
+        at = 0
+        while at < len(document):
+            if self.stopped:
+                raise InterruptedError("nobody waits for the tokens")
+            found = _TEXT_END.search(document, at + _TEXT_CHARACTERS, at + 2 * _TEXT_CHARACTERS)
+            end = found.start() if found else at + 2 * _TEXT_CHARACTERS
+            yield document[at:end]
+            at = end
+
+
+def _wait_showing(learned: Future[None], texts: _Texts) -> None:
+    """Wait for the library, which looks for no signal, and show how far it is."""
+    try:
+        with LiveLine() as line:
+            while not wait([learned], _SHOW_SECONDS).done:
+                line.show(f"learning tokens: {texts.stage}, {duration(line.seconds)}")
+        learned.result()
+    except BaseException:
+        texts.stopped = True
+        if not learned.done():
+            process_exit.skip_destructors()  # its thread ends with the process
+        raise
 
 
 def _with_bytes_first(tree: dict[str, Any]) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
+    except (UserError, MemoryError):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
