@@ -22,7 +22,6 @@ from elman.kernels.triton_tuning import (
     tuned_so_far,
     tuning_told_to,
 )
-from elman.kernels.triton_variants import at_most
 
 
 @dataclass(eq=False)
@@ -169,39 +168,65 @@ def test_all_variants_are_compiled_before_the_first_is_timed(tuner) -> None:
     assert events[3:] == ["launch 1", "launch 2", "launch 4", "launch 2"]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "named", "tried"),
-    [
-        ("sm_90", ["warps 2", "warps 16"], [2]),
-        ("sm_90", ["warps 16"], [1, 2, 4]),
-        ("sm_80", ["warps 2"], [1, 2, 4]),
-    ],
-)
-def test_variants_of_the_table_alone_are_tried_on_its_gpu(
-    tuner, monkeypatch, tmp_path, architecture: str, named: list[str], tried: list[int]
-) -> None:
-    table = tmp_path / "table.json"
-    table.write_text(json.dumps({"sm_90": {"scan_kernel": named}}))
-    monkeypatch.setattr(triton_choices, "TABLE", table)
-    monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: architecture)
-    triton_choices._table.cache_clear()
-    try:
-        tune_together("pack")
-    finally:
-        triton_choices._table.cache_clear()
-    tuner.tune()
-    assert sorted(e for e in tuner.fn.events if e.startswith("compile")) == [
-        f"compile {warps}" for warps in tried
+@pytest.fixture
+def table(monkeypatch) -> dict[str, str]:
+    """Return the table's variants by size, of the kernel of these tests on this kind of GPU."""
+    sizes: dict[str, str] = {}
+    kernel = f"{__name__}.scan_kernel"
+    monkeypatch.setattr(triton_choices, "_table", lambda: {"sm_90": {kernel: sizes}})
+    monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: "sm_90")
+    return sizes
+
+
+def test_a_size_of_the_table_is_neither_tuned_nor_compiled_for_tuning(tuner, table) -> None:
+    table["size=512"] = "warps 4"
+    tune_together("pack")
+    compile_ahead(lambda: tuner.tune(512))
+    tuner.tune(512)
+    assert tuner.fn.events == ["compile 4", "launch 4"]
+
+
+@pytest.mark.parametrize("named", ["of another size", "of no variant", "of another GPU"])
+def test_what_the_table_does_not_know_is_tuned(tuner, table, named: str, monkeypatch) -> None:
+    table["size=16" if named == "of another size" else "size=512"] = "warps 4"
+    if named == "of no variant":
+        table["size=512"] = "warps 3"
+    elif named == "of another GPU":
+        monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: "sm_80")
+    tune_together("pack")
+    tuner.tune(512)
+    assert [e for e in tuner.fn.events if e.startswith("launch")][:3] == [
+        "launch 1",
+        "launch 2",
+        "launch 4",
     ]
 
 
-def test_a_kernel_that_its_package_prunes_by_size_tries_all(tuner, monkeypatch) -> None:
-    monkeypatch.setattr(triton_choices, "_table", lambda: {"sm_90": {"scan_kernel": ["warps 8"]}})
-    monkeypatch.setattr(triton_choices, "ARCHITECTURE", lambda: "sm_90")
-    tuner.early_config_prune = lambda variants, named: []
-    assert triton_choices.worth_trying(tuner, tuner.configs) == tuner.configs
-    tuner.early_config_prune = at_most(4, "BT")
-    assert [v.warps for v in triton_choices.worth_trying(tuner, tuner.configs)] == [8]
+def test_what_this_machine_has_timed_comes_before_the_table(tuner, table, monkeypatch) -> None:
+    tune_together("pack")
+    tuner.tune(512)
+    table["size=512"] = "warps 4"
+    again = another_process(monkeypatch)
+    again.tune(512)
+    assert again.fn.events == ["launch 2"]
+
+
+def test_numbers_of_rows_and_heads_are_no_size(tuner) -> None:
+    tuner.keys = ["B", "H", "K", "num_warps", "BT"]
+    assert triton_choices.size_of(tuner, (8, 6, 128, 64, "torch.bfloat16")) == (
+        "K=128 BT=64 bfloat16"
+    )
+
+
+def test_the_table_names_variants_as_triton_does() -> None:
+    named = [
+        variant
+        for kernels in json.loads(triton_choices.TABLE.read_text()).values()
+        for sizes in kernels.values()
+        for variant in sizes.values()
+    ]
+    assert named
+    assert all("num_warps: " in variant and "num_stages: " in variant for variant in named)
 
 
 def test_timings_are_short_and_kept(tuner) -> None:
@@ -286,7 +311,7 @@ def test_what_was_tuned_before_is_compiled_alone(tuner, monkeypatch) -> None:
     compile_ahead(again.tune)
     again.tune()
     assert again.fn.events == ["compile 2", "launch 2"]
-    assert (tuned_so_far() - before).describe().startswith("kernels tuned before, loaded in ")
+    assert (tuned_so_far() - before).describe().startswith("no kernel had to be tuned; ")
 
 
 def test_a_call_that_fails_without_its_kernels_is_told(tuner) -> None:

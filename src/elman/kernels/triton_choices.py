@@ -1,10 +1,11 @@
-"""Which variants of the packages' kernels were the fastest on a kind of GPU: the others wait.
+"""Which variant of a package's kernel was the fastest on a kind of GPU: the others wait.
 
 A first use compiles and times every variant of twenty kernels, of which one each is used.
-``triton_choices.json`` has those that were the fastest at some size, or within 2 % of it, by
-architecture and kernel. Only they are tried, and timed as ever where there are several. A kernel or
-a GPU that the table does not name tries all. What is chosen is checked before it trains, like every
-kernel. ``tools/gpu/choices.py`` writes the table from what runs have tuned.
+``triton_choices.json`` has the variant that was the fastest, by architecture, kernel and size. A
+size is all that the package tunes for, widths and dtypes, without the numbers of rows and heads:
+these say how many programs run, not what one of them does. A size that the table does not have is
+tuned. What the table chooses is checked before it trains, like every kernel.
+``tools/gpu/choices.py`` writes it from what runs have tuned.
 """
 
 from __future__ import annotations
@@ -15,26 +16,41 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from elman.kernels import triton_variants
-
 TABLE = Path(__file__).with_name("triton_choices.json")
+_COUNTS = frozenset({"B", "NB", "H", "HV", "HQ"})
+"""Arguments of the packages' kernels that count rows or heads; NB is rows in thousands."""
 
 
-def worth_trying(tuner: Any, variants: Sequence[Any]) -> list[Any]:
-    """Return the variants of an autotuner that the table names, or all if it names none of them.
+def from_table(tuner: Any, key: Sequence[Any], variants: Sequence[Any]) -> Any | None:
+    """Return the variant that the table names for a kernel at a size of it, or None."""
+    sizes = _table().get(ARCHITECTURE(), {}).get(kernel_of(tuner), {})
+    named = sizes.get(size_of(tuner, key), "")
+    return {str(variant): variant for variant in variants}.get(named)
 
-    A kernel whose package leaves out variants by size tries all: the named ones might be those.
+
+def kernel_of(tuner: Any) -> str:
+    """Return the name of a kernel with that of its module: packages use some names twice."""
+    return f"{tuner.base_fn.__module__}.{tuner.base_fn.__name__}"
+
+
+def size_of(tuner: Any, key: Sequence[Any]) -> str:
+    """Return what a kernel is tuned for, in words.
+
+    Args:
+        tuner: The kernel's autotuner.
+        key: What it knows a size by: its named sizes, then the dtypes of tensors.
     """
-    prune = getattr(tuner, "early_config_prune", None)
-    if prune is not None and getattr(prune, "__module__", "") != triton_variants.__name__:
-        return list(variants)
-    named = _table().get(ARCHITECTURE(), {}).get(tuner.base_fn.__name__, [])
-    return [variant for variant in variants if str(variant) in named] or list(variants)
+    set_by_variants = {name for variant in tuner.configs for name in variant.all_kwargs()}
+    names = [name for name in tuner.keys if name not in set_by_variants]
+    sizes = zip(names, key, strict=False)
+    words = [f"{name}={size}" for name, size in sizes if name not in _COUNTS]
+    dtypes = [str(one).removeprefix("torch.") for one in key[len(names) :]]
+    return " ".join([*words, *dtypes])
 
 
 @cache
-def _table() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = json.loads(TABLE.read_text(encoding="utf-8"))
+def _table() -> dict[str, dict[str, dict[str, str]]]:
+    found: dict[str, dict[str, dict[str, str]]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 

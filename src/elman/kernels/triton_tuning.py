@@ -24,7 +24,7 @@ from typing import Any
 
 from elman.base.cache import cached, put_file
 from elman.kernels.forks import ForkingExecutor
-from elman.kernels.triton_choices import worth_trying
+from elman.kernels.triton_choices import from_table, kernel_of, size_of
 from elman.kernels.triton_variants import without_twins
 
 # Milliseconds to warm up and to time a variant; Triton's defaults are 25 and 100.
@@ -57,7 +57,7 @@ class Tally:
     def describe(self) -> str:
         """Return it in one line, for people."""
         if not self.kernels:
-            return f"kernels tuned before, loaded in {self.seconds:.1f} s"
+            return f"no kernel had to be tuned; all loaded in {self.seconds:.1f} s"
         return f"tuned {self.kernels} kernels ({self.variants} variants) in {self.seconds:.1f} s"
 
 
@@ -82,7 +82,7 @@ def tune_together(root: str) -> None:
         for value in list(vars(sys.modules[name]).values()):
             tuner = _tuner_of(value, Autotuner)
             if tuner is not None and not isinstance(tuner._bench, _Together):
-                tuner.configs = worth_trying(tuner, without_twins(tuner))
+                tuner.configs = without_twins(tuner)
                 tuner._bench = _Together(tuner)
                 tuner._do_bench = _briefly
                 tuner.cache_results = True
@@ -193,14 +193,15 @@ class _Record:
     def known(self, key: Any, variants: Sequence[Any]) -> Any | None:
         """Return the variant to take without timing any, or None.
 
-        It was the fastest one on this machine at this size, or, under :func:`choices_kept`, at the
-        most similar size of this process.
+        It was the fastest one on this machine at this size; or, under :func:`choices_kept`, at the
+        most similar size of this process; or on another GPU of this kind.
         """
         place = self._place(key, variants)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             fastest = json.loads(place.read_text())["fastest"]
             return {str(variant): variant for variant in variants}[fastest]
-        return self._chosen_near(key, variants) if _keeps else None
+        near = self._chosen_near(key, variants) if _keeps else None
+        return near or from_table(self._tuner, key, variants)
 
     def _chosen_near(self, key: Any, variants: Sequence[Any]) -> Any | None:
         """Return what was chosen for the size that has most in common with ``key``, or None."""
@@ -212,7 +213,8 @@ class _Record:
         times = getattr(self._tuner, "configs_timings", {})
         text = json.dumps(
             {
-                "kernel": self._tuner.base_fn.__name__,
+                "kernel": kernel_of(self._tuner),
+                "size": size_of(self._tuner, key),
                 "key": str(key),
                 "fastest": str(self._tuner.cache[key]),
                 "ms": {str(variant): found for variant, found in times.items()},
