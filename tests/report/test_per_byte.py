@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elman.base.exit_status import RunStatus
 from elman.evaluation.result import DataRead, RunResult
-from elman.report.comparison.deciding import VAL_BPB, deciding
+from elman.report.comparison.audit.finding import Subject
+from elman.report.comparison.audit.settings import order, tokens
+from elman.report.comparison.audit.sizes import params
+from elman.report.comparison.deciding import LOSS, SPEED, VAL_BPB, deciding
 from elman.report.comparison.per_byte import bytes_per_token
-from elman.report.comparison.rows import Row, step_us
+from elman.report.comparison.rows import Row, shown_columns, step_us
 from elman.report.comparison.runs import Run, read_run
+from elman.report.comparison.tasks import Tasks
+from elman.report.comparison.wins import who_wins
+from elman.report.comparison.wins_text import sentence
 
 TOKENIZER = {"name": "bpe", "vocab_size": 300, "sha256": "ab" * 32, "bytes_per_token": 3.9}
-CONFIG = "model: {name: e1, depth: 1}\ndata: {}\noptim: {}\ntrain: {batch_size: 2, steps: 2000}\n"
+CONFIG = "model: {name: e1, depth: 1, dim: 2, vocab_size: VOCAB}\ndata: {}\noptim: {}\n"
+TRAIN = "train: {batch_size: 2, chunk_size: 1, steps: 2000}\n"
 
 
 def run(folder: Path, tokenizer: dict | None) -> Run:
@@ -25,7 +33,7 @@ def run(folder: Path, tokenizer: dict | None) -> Run:
     result = RunResult(
         status=RunStatus.OK,
         model="e1",
-        params=10,
+        params=1000 if tokenizer is None else 1088,
         steps=2000,
         tokens=4000,
         loss=2.0 * each,
@@ -38,7 +46,8 @@ def run(folder: Path, tokenizer: dict | None) -> Run:
     )
     folder.mkdir()
     (folder / "result.json").write_text(json.dumps(result.tree()))
-    (folder / "config.yaml").write_text(CONFIG)
+    tokens = 256 if tokenizer is None else 300
+    (folder / "config.yaml").write_text(CONFIG.replace("VOCAB", str(tokens)) + TRAIN)
     lines = [
         {"kind": "session", "step": 0, "batch_size": 2, "chunk_size": 1, "flops_per_byte": 8.0},
         *({"kind": "step", "step": n, "loss": 2.0 * each, "lr": 1.0} for n in range(1, 2001)),
@@ -78,3 +87,33 @@ def test_bits_per_byte_decide_between_different_tokens(runs) -> None:
     assert deciding(rows).number is VAL_BPB
     assert "of different tokens" in deciding(rows).why
     assert deciding(rows[:1]).number is not VAL_BPB
+
+
+def test_losses_of_different_tokens_are_not_compared(runs) -> None:
+    rows = [Row("e1", (one,), label=one.name) for one in runs]
+    (group,) = who_wins(rows).groups
+    (other,) = group.challengers
+    losses = [line for line in other.lines if line.number is LOSS]
+    assert {line.why_not for line in losses} == {"not compared between different tokens"}
+    assert "loss not compared between different tokens" in sentence(group, other)
+    assert other.line(SPEED).number.name == "bytes/s"
+    assert [column.head for column in shown_columns(rows, ())].count("bytes/s") == 1
+    assert "tok/s" in [column.head for column in shown_columns(rows[:1], ())]
+
+
+def test_without_bits_per_byte_nothing_decides_between_different_tokens(runs) -> None:
+    result = runs[1].result.model_copy(update={"val_bpb": None})
+    rows = [Row("e1", (one,)) for one in (runs[0], replace(runs[1], result=result))]
+    (group,) = who_wins(rows).groups
+    assert group.by.number is VAL_BPB
+    assert group.decisive(group.challengers[0]).difference is None
+
+
+def test_an_audit_says_what_the_tokens_are_and_what_a_size_is_without_them(runs) -> None:
+    rows = tuple(Row("e1", (one,), label=one.name) for one in runs)
+    subject = Subject((), rows, (), Tasks(), None)
+    assert tokens(subject).detail == "bytes (bytes); bpe of 300, 3.9 bytes each (bpe)"
+    assert tokens(subject).state == "not equal"
+    sizes = "1,000 (bytes) to 1,088 (bpe), 8.8% apart; without the tokens' embedding 488"
+    assert params(subject).detail == sizes
+    assert "chunk 1 tokens" in order(subject).detail

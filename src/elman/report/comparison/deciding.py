@@ -144,7 +144,8 @@ RULE = (
     f"at every moment. With a budget of {' or '.join(EQUAL_STEPS)} it is the loss, "
     "but val bpb where runs have different tokens (data.tokenizer), and where the last "
     "100 steps are more than a tenth of a run, as in every run of fewer than 1,000 steps: such a "
-    "mean tells the start of training as much as its end. If val bpb is missing where it would "
+    "mean tells the start of training as much as its end. Of different tokens no losses are "
+    "compared. If val bpb is missing where it would "
     "decide, the loss decides for all rows alike, and the report says so. The sentence names both "
     "numbers and says whether they agree: whether both tell the rows apart, and in the same order."
 )
@@ -161,7 +162,7 @@ def by_rule(rows: Sequence[Row]) -> Deciding:
             f"with a budget of {axis} models take different numbers of steps, so the last "
             f"{LOSS_WINDOW} steps are not an equal share of their runs",
         )
-    if len({run.tokens for row in rows for run in row.counted}) > 1:
+    if different_tokens(rows):
         return Deciding(VAL_BPB, axis, "of different tokens only bits per byte are compared")
     steps = [count for row in rows for run in row.counted if (count := ends(run).get("steps"))]
     share = LOSS_WINDOW / min(steps) if steps else 1.0
@@ -180,9 +181,16 @@ def by_rule(rows: Sequence[Row]) -> Deciding:
     )
 
 
+def different_tokens(rows: Sequence[Row]) -> bool:
+    """Whether runs have different tokens: then their losses are means over different things."""
+    return len(frozenset[str]().union(*(row.tokens for row in rows))) > 1
+
+
 def deciding(rows: Sequence[Row]) -> Deciding:
     """Return what decides among comparable rows: by the rule, if every run has that number."""
     rule = by_rule(rows)
+    if different_tokens(rows):
+        return rule
     if rule.number is VAL_BPB and (lacking := [*_lacking(rows)]):
         names = ", ".join(lacking[:_MOST_NAMES]) + (", ..." if len(lacking) > _MOST_NAMES else "")
         return instead(rule, f"is missing in {names}")

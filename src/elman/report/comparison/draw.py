@@ -142,7 +142,7 @@ def _point(frame: Frame, point: Point, height: float | None, measure: str) -> Gr
     left, right = map(frame.x, point.x_range)
     low, high = map(frame.y, point.y_range)
     on_left = frame.x_axis.share(point.x) > 0.5
-    text = f"{point.full_name}: {point.x:,.0f} tok/s, {measure} {point.y:.4f}"
+    text = f"{point.full_name}: {point.x:,.0f} {frame.x_axis.label}, {measure} {point.y:.4f}"
     label = Text(
         x - 8 if on_left else x + 8,
         (y if height is None else height) - 6,

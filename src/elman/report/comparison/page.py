@@ -57,12 +57,14 @@ from elman.report.comparison.rows import (
     MEMORY,
     MINUTES,
     NONE,
+    SPEED_HEAD,
     STEPS,
     TOK_S,
     VAL_BPB,
     WARNING,
     Row,
     published_words,
+    speed_head,
 )
 from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
@@ -75,7 +77,7 @@ _MARK = '<meta name="generator" content="elman mode={}" />'
 PAGE_MARK = _MARK.format("report")
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
-    *("tok/s", MEMORY_UNIT.name, "min"),
+    *(SPEED_HEAD, MEMORY_UNIT.name, "min"),
 )
 _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 _RUN_TEXTS = 5
@@ -422,7 +424,10 @@ def figures_of(plots: Sequence[Plot]) -> list[Figures]:
 
 
 def _runs(report: Report) -> Block:
-    heads = [Head(name, number=at >= _RUN_TEXTS) for at, name in enumerate(_RUN_HEADS)]
+    names = {SPEED_HEAD: speed_head(report.rows)}
+    heads = [
+        Head(names.get(name, name), number=at >= _RUN_TEXTS) for at, name in enumerate(_RUN_HEADS)
+    ]
     lines = [
         Line(_run_cells(row, run), number, "" if run.counts else "failed")
         for number, row in enumerate(report.rows)

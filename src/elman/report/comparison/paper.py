@@ -21,6 +21,7 @@ from elman.report.comparison.rows import (
     VAL_BPB,
     Measure,
     Row,
+    speed_head,
 )
 from elman.report.comparison.tasks import METHOD, TITLE
 
@@ -28,7 +29,6 @@ NEEDS = (r"\usepackage[T1]{fontenc}", r"\usepackage{array,graphicx,longtable}")
 """What the preamble of a document must have that holds such tables and figures."""
 FOLDER, TABLE, DOCUMENT = "paper", "table.tex", "figures.tex"
 _MARK = f"% written by {CREATOR}\n"
-_MEASURES = (("loss", LOSS), ("val bpb", VAL_BPB), ("tok/s", TOK_S), (MEMORY_UNIT.name, MEMORY))
 _DEFINED = ("params", "status")
 # LaTeX keeps few figures at a time that it has not placed yet.
 _FIGURES_AT_A_TIME = 8
@@ -109,7 +109,8 @@ def _is_ours(path: Path) -> bool:
 def table_text(report: Report) -> str:
     """Return the table as LaTeX: means with standard deviations over n seeds, and their meaning."""
     definitions = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
-    definitions |= {head: measure.definition for head, measure in _MEASURES}
+    measures = _measures(report.rows)
+    definitions |= {head: measure.definition for head, measure in measures.items()}
     meanings = " ".join(f"{head}: {text}." for head, text in definitions.items())
     decides = [group.by.sentence for group in report.wins.groups]
     notes = " ".join(f"{note}." for note in dict.fromkeys([*decides, *report.comparison]))
@@ -117,16 +118,22 @@ def table_text(report: Report) -> str:
         "Means over n seeds, each with the standard deviation of the sample (n - 1 in the "
         f"denominator); without one where n is 1. {meanings} {notes}"
     )
-    numbers = ("params", "n", *(head for head, _ in _MEASURES))
+    numbers = ("params", "n", *measures)
     heads = [Head("model"), *(Head(name, number=True) for name in numbers), Head("status")]
     lines = [Line(_cells(row)) for row in report.rows]
     return latex_table(Table(heads, lines), caption.strip(), "tab:runs")
 
 
+def _measures(rows: Sequence[Row]) -> dict[str, Measure]:
+    """Return the numbers of the table, by heading."""
+    speed = speed_head(rows)
+    return {"loss": LOSS, "val bpb": VAL_BPB, speed: TOK_S, MEMORY_UNIT.name: MEMORY}
+
+
 def _cells(row: Row) -> list[str]:
     params = row.first(lambda result: result.params)
     count = f"{params:,}" if isinstance(params, int) else NONE
-    numbers = [_number(row, measure) for _, measure in _MEASURES]
+    numbers = [_number(row, measure) for measure in _measures([row]).values()]
     return [row.label, count, str(len(row.counted)), *numbers, row.status]
 
 

@@ -35,7 +35,7 @@ from elman.report.comparison.pictures import (
     axis,
 )
 from elman.report.comparison.report_data import Report
-from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
+from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row, speed_head
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.swept import swept_plots
@@ -286,7 +286,7 @@ def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
         own = [curve.y for curve in curves if curve.row == number]
         ends = (min(map(min, own)), max(map(max, own))) if own else (None, None)
         lines.append((row.label, TOK_S.mean(row), *map(TOK_S.shown, ends)))
-    heads = ("tok/s", "of the table", "lowest point", "highest point")
+    heads = (speed_head(rows), "of the table", "lowest point", "highest point")
     picture = Lines("throughput", title, _thin(drawn), x, y)
     text = f"{RATE_SMOOTHING} {BANDS}" if any(c.band for c in drawn) else RATE_SMOOTHING
     return Plot(picture, f"{text} {THINNING}", table(heads, lines))
@@ -321,7 +321,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point], height: Height) -> Plo
     for number in dict.fromkeys(rows[point.row].set for point in points):
         fronts.append(pareto_front([p for p in points if rows[p.row].set == number]))
     on_front = {point.row for front in fronts for point in front}
-    x = axis("tok/s", [value for p in points for value in p.x_range])
+    x = axis(speed_head(rows), [value for p in points for value in p.x_range])
     y = axis(height.label, [value for p in points for value in p.y_range])
     lines = tuple(
         (p.full_name, TOK_S.shown(p.x), height.shown(p.y), _on_front(p, on_front, points, rows))
@@ -335,7 +335,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point], height: Height) -> Plo
         "faster and better than a row on it. With more than twelve rows, only those on a front "
         "show their names; on the page the others show theirs if one points at them."
     )
-    heads = ("row", "tok/s", height.name, "on the front")
+    heads = ("row", x.label, height.name, "on the front")
     picture = Scatter("pareto", title, points, fronts, x, y, height.name)
     return Plot(picture, caption, table(heads, lines))
 

@@ -25,6 +25,7 @@ from elman.report.comparison.conditions import (
 )
 from elman.report.comparison.runs import Run, task_of
 from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread, spread
+from elman.sections.training import BYTES
 
 _SHOWN_SETTINGS = 4
 _UNTOLD = ("model", "train.seed")
@@ -74,6 +75,11 @@ class Row:
     def over_runs(self, number: Callable[[RunResult], float | None]) -> Spread | None:
         """Return a number over the runs that count; None if no run counts, or one lacks it."""
         return spread([number(run.result) for run in self.counted if run.result is not None])
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """What tells the tokens of the runs that count from others."""
+        return frozenset(run.tokens for run in self.counted)
 
     def first(self, fact: Callable[[RunResult], object]) -> object:
         """Return the first known value of a fact that is the same in every run."""
@@ -254,6 +260,7 @@ def _question(row: Row) -> str:
 Records = Sequence[PublishedResult]
 NONE = "-"
 STEP_HEAD = "us a step"
+SPEED_HEAD = "tok/s"
 _FLOPS_HEAD, _STATE_HEAD, _GROWTH_HEAD = "FLOPs", "state bytes", "per byte"
 STEP_DEFINITION = (
     "microseconds of training for one step of time of one layer: 1e6 * train.batch_size / "
@@ -443,7 +450,7 @@ COLUMNS = (
         numeric=False,
     ),
     Column("steps", STEPS.definition, _measure(STEPS)),
-    Column("tok/s", f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
+    Column(SPEED_HEAD, f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
     Column(
         STEP_HEAD,
         f"{STEP_DEFINITION}; mean over seeds",
@@ -514,7 +521,17 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
         hidden.add(_STATE_HEAD)
     if not any(row.first(lambda result: result.state_bytes_per_byte or None) for row in rows):
         hidden.add(_GROWTH_HEAD)
-    return [column for column in COLUMNS if column.head not in hidden]
+    return [
+        replace(column, head=speed_head(rows)) if column.head == SPEED_HEAD else column
+        for column in COLUMNS
+        if column.head not in hidden
+    ]
+
+
+def speed_head(rows: Sequence[Row]) -> str:
+    """Return what the speed of some rows is called: of subword tokens it is shown in bytes."""
+    counted = (run for row in rows for run in row.counted)
+    return SPEED_HEAD if all(run.tokens == BYTES for run in counted) else "bytes/s"
 
 
 WARNING = (

@@ -115,11 +115,19 @@ class Run:
 
     @property
     def tokens(self) -> str:
-        """What its tokens are: ``bytes``, or the tokenizer and how many it has."""
-        result = self.result
-        if result is None or (tokenizer := result.data.tokenizer) is None:
+        """What tells its tokens from others: ``bytes``, or the hash of the tokenizer."""
+        tokenizer = None if self.result is None else self.result.data.tokenizer
+        return BYTES if tokenizer is None else str(tokenizer.get("sha256"))
+
+    @property
+    def tokens_words(self) -> str:
+        """What its tokens are, and how many bytes of its text one stands for."""
+        tokenizer = None if self.result is None else self.result.data.tokenizer
+        if tokenizer is None:
             return BYTES
-        return f"{tokenizer.get('name')}, {str(tokenizer.get('sha256'))[:12]}"
+        name, size = str(tokenizer.get("name")), f"{tokenizer.get('vocab_size'):,}"
+        named = name if size in name else f"{name} of {size}"
+        return f"{named}, {tokenizer.get('bytes_per_token')} bytes each"
 
     @property
     def is_compared(self) -> bool:

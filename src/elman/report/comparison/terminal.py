@@ -26,7 +26,7 @@ _SPARE = (
     *("published", "backend", MEMORY_UNIT.name, "bpb", "min"),
     *("per byte", "state bytes", "seeds", "steps", "params"),
 )
-_SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s")
+_SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s", "bytes/s")
 
 
 def print_report(console: Console, report: Report) -> None:

@@ -22,6 +22,7 @@ from elman.report.comparison.deciding import (
     Reading,
     by_rule,
     deciding,
+    different_tokens,
     ends,
     goes_on,
     height_of,
@@ -30,7 +31,7 @@ from elman.report.comparison.deciding import (
     spent,
     training_loss,
 )
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import Row, speed_head
 from elman.report.comparison.statistics import LEVEL, Difference, difference, holm
 
 Values = Mapping[int | None, float]
@@ -108,7 +109,8 @@ class Challenger:
 
     def line(self, number: Compared, axis: Axis | None = None) -> Comparison:
         """Return the line of a number, at equal ``axis``."""
-        return next(one for one in self.lines if (one.number, one.axis) == (number, axis))
+        key = (number.key, axis)
+        return next(one for one in self.lines if (one.number.key, one.axis) == key)
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,8 @@ def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) 
         for place, number in enumerate((LOSS, VAL_BPB))
         for axis in axes
     ]
-    lines.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
+    speed = replace(SPEED, name=speed_head((row, reference)))
+    lines.append(_of_whole_runs(speed, lambda result: result.tok_s, row, reference))
     lines.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))
     return lines
 
@@ -320,6 +323,8 @@ def _at_equal(
     number: Compared, axis: Axis, row: Row, reference: Row, readings: Mapping[int, Reading]
 ) -> Comparison:
     """Compare a loss where the shortest run of the two rows ends."""
+    if number is LOSS and different_tokens((row, reference)):
+        return Comparison(number, axis, why_not="not compared between different tokens")
     runs = [*row.counted, *reference.counted]
     whole = [ends(run).get(axis) for run in runs]
     known = [effort for effort in whole if effort is not None]
@@ -361,7 +366,7 @@ def _of_whole_runs(
     first, second = (_complete(one) for one in logs)
     if not first or not second:
         return Comparison(number, why_not="not recorded in every run")
-    marks = _marks(row, reference) if number is SPEED else ()
+    marks = _marks(row, reference) if number.key == SPEED.key else ()
     return Comparison(number, difference=difference(first, second), marks=marks)
 
 

@@ -29,6 +29,8 @@ from elman.report.comparison.deciding import (
     RULE,
     SPEED,
     UNEQUAL_STEPS,
+    VAL_BPB,
+    different_tokens,
 )
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
@@ -389,7 +391,14 @@ def _losses(group: Group, challengers: Sequence[Challenger]) -> TerminalTable:
 
 
 def _shown_losses(group: Group, one: Challenger) -> list[Comparison]:
-    """Return the lines of the terminal's table: what decides, and the loss at equal everything."""
-    losses = [line for line in one.lines if line.number is LOSS]
+    """Return the lines of the terminal's table: what decides, and the loss at equal everything.
+
+    Of different tokens no losses are compared: then it is val bpb at equal everything.
+    """
+    rows = (group.reference, *(challenger.row for challenger in group.challengers))
+    number = VAL_BPB if different_tokens(rows) else LOSS
     decisive = group.decisive(one)
-    return losses if decisive.number is LOSS else [decisive, *losses]
+    lines = [line for line in one.lines if line.number is number]
+    if decisive.number is LOSS:
+        return lines
+    return [decisive, *(line for line in lines if line is not decisive)]

@@ -27,6 +27,7 @@ from elman.report.comparison.conditions import (
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.sections.model import DIM_ALIGNMENT
+from elman.sections.training import BYTES
 
 MLP_NEAR = 0.1
 """Widths of MLPs over the model's that differ by less count as equal: they are multiples of 128."""
@@ -46,6 +47,16 @@ def data(subject: Subject) -> Finding | None:
     return same_text(subject, lambda run: _condition(run, "data"), ("data",))
 
 
+TOKENS = ("data.tokenizer", "data.vocab_size")
+
+
+def tokens(subject: Subject) -> Finding | None:
+    """Compare what the tokens are; None if all runs have bytes."""
+    if all(run.tokens == BYTES for run in subject.runs):
+        return None
+    return same_text(subject, lambda run: run.tokens_words, TOKENS)
+
+
 def order(subject: Subject) -> Finding | None:
     """Compare what decides which bytes come when: batch, chunk, ranks and the seed of the data."""
 
@@ -56,9 +67,12 @@ def order(subject: Subject) -> Finding | None:
         facts = conditions(run)
         seed = facts["data seed"]
         shared = f", over {ranks} ranks" if ranks > 1 else ""
-        return f"batch {facts['batch']}, chunk {facts['chunk']}, data seed {seed}{shared}"
+        size, *carried = facts["chunk"].split(",")
+        chunk = ",".join([size if run.tokens == BYTES else f"{size} tokens", *carried])
+        return f"batch {facts['batch']}, chunk {chunk}, data seed {seed}{shared}"
 
-    return same_text(subject, of, ("train.batch_size", "train.chunk_size", "train.data_seed"))
+    sizes = ("train.batch_size", "train.chunk_size", "train.data_seed")
+    return same_text(subject, of, (*sizes, *TOKENS))
 
 
 def seeds(subject: Subject) -> Finding | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from elman.config.catalog import listed_models
 from elman.report.comparison.audit.compare import ends_of, of_group, same_number
@@ -18,8 +19,9 @@ from elman.report.comparison.audit.finding import (
     unknown,
     values,
 )
+from elman.report.comparison.audit.settings import TOKENS
 from elman.report.comparison.conditions import budget_kinds
-from elman.report.comparison.deciding import KIND_OF, NEAR, Axis, ends
+from elman.report.comparison.deciding import KIND_OF, NEAR, Axis, different_tokens, ends
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.sections.budget import limits
@@ -34,13 +36,31 @@ _NOT_A_SHAPE = frozenset({"name", "expected_params", "vocab_size", "allow_unalig
 
 def params(subject: Subject) -> Finding | None:
     """Compare the parameters, as far apart as a sweep allows without a note."""
-    return same_number(
+    found = same_number(
         subject,
         lambda run: run.result.params if run.result else None,
-        lambda count: f"{count:,.0f}",
+        _count,
         SweepConfig().max_params_spread,
-        ("model",),
+        ("model", *TOKENS),
     )
+    groups = [group for group in subject.groups if different_tokens(group.rows)]
+    if found is None or not groups:
+        return found
+    rest = "; ".join(ends_of(group.rows, _without_tokens).words(_count) for group in groups)
+    return replace(found, detail=f"{found.detail}; without the tokens' embedding {rest}")
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _without_tokens(run: Run) -> float | None:
+    """Return the parameters without those of the embedding, which is the head, too."""
+    model, params = run.section("model"), run.result.params if run.result else None
+    size, dim = model.get("vocab_size"), model.get("dim")
+    if params is None or not isinstance(size, int) or not isinstance(dim, int):
+        return None
+    return float(params - size * dim)
 
 
 def states(subject: Subject) -> Finding | None:

@@ -14,7 +14,8 @@ CHECKS = (
     Check(
         "params",
         "parameters",
-        f"result.json: params; up to {_APART} apart, as a sweep allows (sweep.max_params_spread)",
+        f"result.json: params; up to {_APART} apart, as a sweep allows (sweep.max_params_spread); "
+        "of different tokens also without the embedding, which has a row for each token",
         sizes.params,
     ),
     Check(
@@ -48,6 +49,12 @@ CHECKS = (
         )
     ),
     Check("data", "data", "result.json: hashes and sizes of the bytes", settings.data),
+    Check(
+        "tokens",
+        "tokens",
+        "result.json: data.tokenizer; left out if every run has bytes",
+        settings.tokens,
+    ),
     Check(
         "order",
         "order of the data",
