@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -65,4 +68,27 @@ def test_kernels_are_compiled_for_what_the_checks_launch(monkeypatch) -> None:
     config = compose_config(["model=e70", "model.dim=128", "model.n_state=16"]).model
     gpu, slow = Run("triton", "cuda", "fp32"), Run("triton", "cpu", "fp32")
     prove_runs(config, [Run("reference", "cpu", "fp32"), slow, gpu], seed=1, quick=True)
-    assert asked == [((2, 1), gpu), ((2, 67), gpu)]
+    assert asked == [((2, 67), gpu), ((2, 1), gpu)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "called"), [("cuda", ["compiling"]), ("cpu", []), ("triton", [])]
+)
+def test_other_work_is_done_while_kernels_for_cuda_compile(monkeypatch, backend, called) -> None:
+    now: list[str] = []
+
+    @contextmanager
+    def compiling(compile_one, wanted) -> Iterator[None]:
+        now.append("compiling")
+        yield
+        now.clear()
+
+    done: list[str] = []
+    monkeypatch.setattr(proof_module, "_compiling", compiling)
+    monkeypatch.setattr(proof_module, "compile_experiments", lambda *given: None)
+    monkeypatch.setattr(proof_module._Case, "compute_references", lambda case, runs: None)
+    monkeypatch.setattr(proof_module._Case, "checks", lambda case, runs, shared: [])
+    config = compose_config(["model=e70", "model.dim=128", "model.n_state=16"]).model
+    runs = [Run(backend, "cpu" if backend == "cpu" else "cuda", "fp32")]
+    prove_runs(config, runs, seed=1, quick=True, meanwhile=lambda: done.extend(now))
+    assert done == called

@@ -40,6 +40,11 @@ def prove_kernels(setup: TrainingSetup, findings: Findings, say: Callable[[str],
     config, train = setup.config, setup.config.train
     arguments = (setup.device.type, setup.precision, setup.folder, say)
     requested = config.kernels.backend
+
+    def check_norms() -> None:
+        if findings.norm_parity is None:
+            findings.norm_parity = require_norm_parity(config.model, requested, *arguments)
+
     with compiling_norm_kernels(config.model, requested, setup.device.type, setup.precision):
         findings.parity = require_stack_parity(
             config.model,
@@ -47,8 +52,9 @@ def prove_kernels(setup: TrainingSetup, findings: Findings, say: Callable[[str],
             *arguments,
             sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
             resets=config.data.reset_at_documents,
+            meanwhile=check_norms,
         )
-    findings.norm_parity = require_norm_parity(config.model, requested, *arguments)
+    check_norms()
 
 
 def require_room(folder: Path, model: LanguageModel) -> None:

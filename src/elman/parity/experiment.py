@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -196,16 +196,21 @@ def call_once(cell: Cell, shape: Shape, run: Run) -> None:
     y_btd.backward(torch.randn_like(y_btd))
 
 
-def compile_experiments(experiments: Sequence[Experiment], runs: Sequence[Run]) -> None:
+def compile_experiments(
+    experiments: Sequence[Experiment], runs: Sequence[Run], meanwhile: Callable[[], None]
+) -> None:
     """Compile the Triton kernels of our own that experiments launch, all at once.
 
     A first state, its gradient and a gradient of the last state each make other kernels, so the
-    experiments themselves ask for them.
+    experiments themselves ask for them. ``meanwhile`` is called while these compile, if any do; it
+    launches no Triton kernel.
     """
 
     def run_all() -> None:
-        for experiment, run in itertools.product(experiments, runs):
+        # The last sizes are the largest, whose kernels take the compiler longest.
+        for experiment, run in itertools.product(reversed(experiments), runs):
             experiment.run(run)
+        meanwhile()
 
     if experiments and runs:
         from elman.kernels.triton_ahead import compile_ahead

@@ -51,6 +51,7 @@ def require_parity(
     *,
     sizes: TrainedSizes | None = None,
     resets: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, Any] | None:
     """Make sure that a run's kernel passed the short check; return what was checked and when.
 
@@ -66,6 +67,7 @@ def require_parity(
             and in the precision of the training only. Its fp32 arithmetic is TF32, and its kernels
             would first have to be tuned for every other size.
         resets: Whether the run zeroes states where documents start, with kernels made for that.
+        meanwhile: As of :func:`~elman.parity.proof.prove_runs`, if a check has to be made.
 
     Returns:
         The record for ``result.json``; None if the reference itself runs.
@@ -99,7 +101,9 @@ def require_parity(
         against = "with these options against the reference, once (seconds)"
         say(f"checking the {backend} kernel of {cell.name} {against} ...")
         rows = None if sizes is None else sizes.batch_size
-        proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets, rows=rows)
+        proof = prove_runs(
+            config, runs, seed=SEED, quick=True, resets=resets, rows=rows, meanwhile=meanwhile
+        )
     if not proof.passed:
         place = write_parity(folder, proof.as_json() | conditions)
         raise ParityError(_refusal(proof, place, f"kernels.backend={cell.backends[0]}"))

@@ -158,12 +158,15 @@ def prove_runs(
     resets: bool = False,
     rows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Proof:
     """Check a model's layer in the given ways of running it.
 
     Args:
         resets: Check only the kernels that zero the state where documents start, which are others.
         rows: Rows of a training step, whose kernels are compiled beside those of the check.
+        meanwhile: Called while kernels for CUDA compile, and with any other kernels not at all:
+            beside it compilers run, but no kernels and nothing that draws numbers.
     """
     cell = registry.cell(config.cell)
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
@@ -185,12 +188,19 @@ def prove_runs(
     wanted = [*itertools.product(shapes, others)]
     if rows is not None and others:
         wanted.append((replace(shapes[-1], batch=rows), others[-1]))
-    with _compiling(partial(compile_for, cell), wanted):
+
+    def compute_references() -> None:
+        for case in cases if cell.package is None else []:  # a package is tuned by time
+            case.compute_references(runs)
+
+    # The last ones are the largest, and take longest: they begin first.
+    with _compiling(partial(compile_for, cell), wanted[::-1]):
         # What Triton's interpreter runs is not compiled.
-        compile_experiments(experiments, [run for run in own_triton if run.device != "cpu"])
-        if cell.package is None:  # a package tunes by time, so nothing else may run
-            for case in cases:
-                case.compute_references(runs)
+        on_gpu = [run for run in own_triton if run.device != "cpu"]
+        compile_experiments(experiments, on_gpu, compute_references)
+        compute_references()  # those that are left
+        if list(kernels) == ["cuda"]:
+            meanwhile()
     for case in cases:
         for check in case.checks(runs, shared=cell.package is None):
             proof.checks.append(check)
