@@ -68,6 +68,17 @@ def test_a_sweep_that_claims_one_size_is_held_to_it(elman: Elman, tmp_path: Path
     assert elman(*claim, "model=e1,e88_tiny", "sweep.max_params_spread=1000").status == 0
 
 
+def test_a_dry_run_of_one_command_says_which_files_it_reads(elman: Elman, tmp_path: Path) -> None:
+    for name in ("part.txt", "test.txt"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text("some text\n" * 9999)
+    done = elman("sweep.dry_run=true", "data.path=texts")
+    assert done.output.splitlines()[1:] == [
+        "files: training on part.txt; left: test.txt (a test split)",
+        "elman data.path=texts",
+    ]
+
+
 @pytest.mark.parametrize("ranks", [(), ("train.device=cpu", "launcher.gpus_per_job=2")])
 def test_a_dry_run_of_one_command_checks_it_and_makes_nothing(
     elman: Elman, tmp_path: Path, ranks: tuple[str, ...]

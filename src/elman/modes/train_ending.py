@@ -40,7 +40,7 @@ class RunEnd(NamedTuple):
 
 def interrupted(team: Team) -> RunEnd:
     """Return how a run ends that a signal cut short, and tell the other ranks."""
-    error = "interrupted before the weights were saved"
+    error = "before new weights were saved"
     if isinstance(team, Joined):
         team.end(RunStatus.INTERRUPTED.value, error)
     return RunEnd(RunStatus.INTERRUPTED, error)

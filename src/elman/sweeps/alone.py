@@ -22,6 +22,7 @@ from elman.launchers.gpus.slots import checked_gpus
 from elman.launchers.job import wants_gpu
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher
+from elman.sweeps.checks import files_note
 from elman.sweeps.devices import check_device, why_no_gpu
 from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings
 from elman.sweeps.sizes import builds_a_model, check_countable, count_params
@@ -75,6 +76,8 @@ def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], in
         params = count_params(config, known)
         check_countable(config, known)
         said.insert(0, f"{config.model.name}, {params:,} parameters")
+    if note := files_note(config):
+        said.insert(-1, note)
 
     def run() -> int:
         print(*said, sep="\n", flush=True)

@@ -82,7 +82,7 @@ def _check_launcher(
         check_ranks(job.config, Where.LAUNCHER, ranks_of(launcher))
     notes = check_places(jobs, mode, launcher, save_seconds)
     check_devices(jobs, launcher)
-    return [*notes, *slow_paths(suite, jobs, launcher), *_files_notes(jobs, mode)]
+    return [*notes, *slow_paths(suite, jobs, launcher), *_files_notes(jobs)]
 
 
 def _refuse_shared(
@@ -101,19 +101,23 @@ def _refuse_shared(
         refuse_shared(number, job.config)
 
 
-def _files_notes(jobs: Sequence[SweepJob], mode: Mode) -> list[str]:
-    """Return a line for each choice of files, if a glob or folder holds others, too."""
-    read = {
-        repr(job.config.data): job.config.data
-        for job in jobs
-        if "data" in mode.reads and isinstance(job.config.data, DataConfig)
-    }
-    if not any(data.path or data.val_path for data in read.values()):
-        return []
+def _files_notes(jobs: Sequence[SweepJob]) -> list[str]:
+    """Return a line for each choice of files."""
+    read = {repr(job.config.data): job.config for job in jobs}
+    return [*dict.fromkeys(note for one in read.values() if (note := files_note(one)))]
+
+
+def files_note(config: RunConfig) -> str | None:
+    """Return which files a job reads, if a glob or folder holds others, too; else None."""
+    data = config.data
+    if "data" not in MODES[config.mode].reads or not isinstance(data, DataConfig):
+        return None
+    if not (data.path or data.val_path):
+        return None
     from elman.data.text import files_line
 
-    lines = [files_line(data) for data in read.values()]
-    return [f"files: {line}" for line in dict.fromkeys(lines) if line]
+    line = files_line(data)
+    return f"files: {line}" if line else None
 
 
 def _check_unchanged(
