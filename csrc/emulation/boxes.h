@@ -109,6 +109,9 @@ void deliver_words(const Remote& to, const Remote& counted, const unsigned* word
 
 void arrive(const Delivery& sent);
 
+// A copy of the block's own from global memory, piece by piece.
+void copy_to_box(unsigned char* to, const void* from, int bytes, size_t box);
+
 bool let_one_arrive();
 
 // ---- a launch

@@ -49,6 +49,12 @@ struct Boxes {
       emulation::await_turn(*found, turn % 2,
                             emulation::place_in_source("the wait for a box", file, line));
   }
+  template <class T>
+  DEVICE void copy(int box, sptr<T> to, const void* from, int bytes) const {
+    unsigned char* target = (unsigned char*)to.at(0, 1);
+    to.at(bytes / (int)sizeof(T) - 1, 1);
+    emulation::copy_to_box(target, from, bytes, place(box));
+  }
   DEVICE Remote of(int box, int rank) const { return remote_place(barriers + box * STRIDE, rank); }
 
  private:

@@ -81,6 +81,7 @@ void tell_block() {
   for (Fiber& fiber : fibers) {
     fiber.learned = all;
     fiber.warp_epoch++;
+    fiber.meetings += grid_runs;
   }
 }
 

@@ -27,6 +27,8 @@ struct Aside {
   bool stuck = false;  // nothing in it can run until another block does something
 };
 
+inline bool grid_runs;  // whether the blocks that run are a grid, each of them alone
+
 extern std::vector<Aside> cluster;
 inline int entered;  // rank of the block that stands in the global variables
 // How rarely a delivery arrives, and a thread of another block goes on; of each launch.

@@ -13,7 +13,6 @@ namespace elman::emulation {
 
 // What was told with each turn of a flag: who waits for a turn learns no more than that.
 extern std::unordered_map<uintptr_t, std::map<unsigned, Known>> flags;
-inline bool grid_runs;  // whether the blocks that run are a grid
 
 // ---- flags
 

@@ -65,6 +65,9 @@ inline bool Assembly::boxes_run(const Instruction& i) {
     if (value(o[2]) > 1) report("a parity is 0 or 1, not %d", (int)value(o[2]));
     Box* box = box_of(entered, value(o[1]));
     place(o[0]) = box && try_turn(*box, (unsigned)value(o[2]));
+  } else if (i.name == "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") {
+    copy_to_box(shared.data() + value(o[0]), (const void*)value(o[1]), (int)value(o[2]),
+                value(o[3]));
   } else if (i.name.rfind("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes", 0) == 0) {
     deliver_run(i);
   } else {

@@ -62,10 +62,12 @@ FAULTS = {
         "{%8, %9}, {%1, %0, %2, %3}",
     ),
     "a product that adds nothing": (': "+f"(d[0])', ': "=f"(d[0])'),
+    "a copy of fewer bytes": ('"l"(from), "r"(bytes)', '"l"(from), "r"(bytes / 2)'),
+    "a copy counted at the first box": ('"r"(bytes), "r"(at(box))', '"r"(bytes), "r"(at(0))'),
     "a word of the whole warp": ("word, lane, 4)", "word, lane)"),
 }
-# Every four threads have four words, which they deliver to all blocks, in turn by one, two and four
-# words at a time. They become sums over all words.
+# A copy brings the first words. Every four threads have four words, which they deliver to all
+# blocks, in turn by one, two and four words at a time. They become sums over all words.
 PROBES = """
 struct Given { const unsigned* x; float* out; int steps; };
 namespace NAME {
@@ -74,12 +76,13 @@ DEVICE void gather(const Given& a) {
   constexpr int ALL = 4 * 64;
   Arena arena;
   const sptr<unsigned> h = arena.take<unsigned>(2 * ALL);
-  const Boxes boxes(arena, 2);
+  const Boxes boxes(arena, 3);
   const int t = thread_index(), rank = cluster_rank(), c = t % 4;
-  for (int i = t; i < ALL; i += 64) store_one(h + i, load_one(a.x + cluster_index() * ALL + i));
-  if (t < 2) boxes.make(t);
+  if (t < 3) boxes.make(t);
   sync_cluster();
-  if (t < 2) boxes.expect(t, ALL * 4);
+  if (t < 3) boxes.expect(t, ALL * 4);
+  if (t == 2) boxes.copy(2, h, a.x + cluster_index() * ALL, ALL * 4);
+  boxes.wait(2, 0);
   for (int step = 0; step < a.steps; step++) {
     const int now = step % 2, then = 1 - now;
     if (step) boxes.wait(now, (step - 1) / 2);
@@ -177,7 +180,7 @@ def wrong(probe: str, number: int) -> str:
         kernel = library()[f"run_P{number}_{probe}"]
         kernel.restype = ctypes.c_char_p
         blocks = ctypes.c_int64(0), ctypes.c_int64(CLUSTERS * SIZE)
-        sizes = ctypes.c_int(THREADS), ctypes.c_int(2 * SIZE * THREADS * 4 + 16)
+        sizes = ctypes.c_int(THREADS), ctypes.c_int(2 * SIZE * THREADS * 4 + 32)
         said: bytes = kernel(ctypes.byref(args), *blocks, *sizes, seed)
         if said:
             return said.decode()

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.compiler
 
 HEADERS = ("emulation/fast_grid.h",)
 VALUES, HEADS, BLOCKS = 40, 2, 3
-SIZES = {"warps": 2, "slots": 4, "copies": 1, "split": False, "held": 8}
+SIZES = {"warps": 2, "slots": 4, "bulk": True, "held": 8}
 SAMPLING = Sampling(0.9, 20, 0.95)
 
 
@@ -145,7 +145,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(run=lambda call: custom_op.forward(call)[:2])
     patch(backends, "MATRIX_STATE", run)
     patch(step, "LAUNCH", lambda *call: emulate(loaded, *call[:3]))
-    patch(step, "LIMITS", lambda device: Limits(BLOCKS, H200.shared_bytes, H200.shared_total))
+    patch(step, "LIMITS", lambda device: replace(H200, multiprocessors=BLOCKS))
     patch(step, "choose_config", choose_small)
 
 
@@ -183,11 +183,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 24},
     "row tiles that are not full": {"n_state": 12, "expansion": 2.0, "width": 48},
     "rows of other heads": {"n_state": 4, "n_heads": 6, "use_silu": False},
-    "threads for parts of a value": {"warps": 6, "copies": 2, "slots": 1, "split": True},
-    "shared rows": {"split": True, "held": 2, "use_gate": True, "use_conv": True},
-    "wide rows": {"width": 264, "hidden": 520, "copies": 3, "held": 2},
-    "chunks of a row": {"width": 264, "hidden": 520, "split": True},
-    "warps for each chunk": {"width": 520, "n_heads": 6, "n_state": 48, "warps": 5, "split": True},
+    "threads for parts of a value": {"warps": 6, "slots": 1},
+    "rows in passes": {"held": 2, "use_gate": True, "use_conv": True},
+    "wide rows": {"width": 264, "hidden": 520, "held": 2},
+    "lanes that copy": {"width": 264, "hidden": 520, "slots": 2, "bulk": False},
+    "warps for each chunk": {"width": 520, "n_heads": 6, "n_state": 48, "warps": 5},
     "e97": {"cell": E97, "n_heads": 2},
     "e70": {"cell": E70, "n_state": 16},
     "e71, convolution": {"cell": E71, "use_conv": True},
@@ -315,15 +315,22 @@ def test_layers_that_are_unlike_have_no_kernel(other: dict[str, Any]) -> None:
 
 STEP, PRODUCT = "cuda/decode/step.cuh", "cuda/decode/product.cuh"
 FAULTS = {
-    "x in use is written to": (STEP, "    turn_x();\n    for (int pair", "    for (int pair"),
-    "sums before they are there": (PRODUCT, "sync_block();\n        post_sums", "post_sums"),
-    "sums in use are written to": (PRODUCT, "if (D::SPLIT && pass + 1 < PASSES) sync_block();", ""),
+    "sums before they are there": (PRODUCT, "sync_block();\n      post_sums", "post_sums"),
+    "sums in use are written to": (PRODUCT, "if (pass + 1 < PASSES) sync_block();", ""),
     "states nobody is told of": (STEP, "product<D::HEAD, TELLS>", "product<D::HEAD, false>"),
     "states that nobody waits for": (STEP, "take<D::HEAD, TELLS>", "take<D::HEAD, false>"),
-    "weights in use before they are there": (
+    "copies in use before they are there": (PRODUCT, "wait_copies<D::SLOTS - 1>()", ""),
+    "weights in use before they are there": (PRODUCT, "boxes.wait(slot, round);", ""),
+    "weights of the round before": (PRODUCT, "boxes.wait(slot, round);", "boxes.wait(slot, 0);"),
+    "weights in use are written to": (
         PRODUCT,
-        "wait_copies<D::SLOTS - 1>()",
-        "commit_copies()",
+        "sync_block();\n      post_sums<KIND, ORDERED>(layer, pass);\n      fetch(slot);",
+        "fetch(slot);\n      sync_block();\n      post_sums<KIND, ORDERED>(layer, pass);",
+    ),
+    "boxes in use before they are made": (
+        STEP,
+        "sync_block();\n#pragma unroll\n    for (int i = 0; i < D::SLOTS; i++) fetch(i);",
+        "for (int i = 0; i < D::SLOTS; i++) fetch(i);\n    sync_block();",
     ),
     "a turn that is not over": (STEP, "(unsigned)a.turn + step + 1", "(unsigned)a.turn + 1"),
     "a row of the block beside": (PRODUCT, "line(KIND) + task;", "line(KIND) + (task ^ 1);"),
@@ -347,7 +354,8 @@ def test_a_fault_of_the_kernel_is_noticed(
     options: dict[str, Any] = {"cell": E71, "use_conv": True} if "states" in fault else {}
     if fault in ("sums before they are there", "sums in use are written to", "signs of chunks"):
         options |= {"width": 264}
-        monkeypatch.setitem(SIZES, "split", True)
+    if fault.startswith("copies"):
+        monkeypatch.setitem(SIZES, "bulk", False)
     layer: Any = model_of(**options).layers[0]
     monkeypatch.setitem(custom_op.KERNELS, "cuda", emulator.engine(layer.plan.heads))
     eager, _ = written(model_of(**options), 1, 8)

@@ -50,10 +50,10 @@ COMPILER = Path(sys.prefix) / "registers-compiler"
 """Where ``make test`` installs what is pinned."""
 _KIB = 1024
 ARCHITECTURES = {
-    "sm_80": Limits(108, 163 * _KIB, 164 * _KIB),
+    "sm_80": Limits(108, 163 * _KIB, 164 * _KIB, 8),
     "sm_90": H200,
-    "sm_100": Limits(148, 227 * _KIB, 228 * _KIB),
-    "sm_120": Limits(170, 99 * _KIB, 100 * _KIB),
+    "sm_100": Limits(148, 227 * _KIB, 228 * _KIB, 10),
+    "sm_120": Limits(170, 99 * _KIB, 100 * _KIB, 12),
 }
 SIZES = (16, 20, 32, 64, 128)
 TUNED = channel_cuda.TUNING

@@ -1,14 +1,14 @@
 """Text by one kernel for whole steps: the eager loop's bits, and where the time of a step goes.
 
     python tools/gpu/run.py text [check] [alone] [loop] [--only e88f_h32n16] [texts=1,2,4]
-        [shapes=12.2.1.1,16.2.4.0] [steps=256] [rounds=5]
+        [shapes=12.2.1,12.2.0] [steps=256] [rounds=5]
 
 ``check`` compares text and states with the eager loop's to the bit, in every shape. ``alone`` times
 launches of the kernel in every shape, by CUDA events. ``loop`` times the loop of ``mode=generate``,
 by the kernel and by a graph in turns: ``us`` is a step's share of the wall time, ``kernel_us`` of
 the launches, and ``between_us`` is how long the GPU waits from one launch to the next. Before a
 time is taken the GPU works for a second, since its clock rises with its work. A shape is warps of a
-block, slots of weights, copies of what blocks post, and 1 where warps share the columns of a row.
+block, slots of weights, and 1 where the copy engine brings weights.
 
 Shape legend: k steps, b texts.
 """
@@ -84,13 +84,17 @@ def shapes(job: Job) -> list[Shape]:
 @contextmanager
 def shaped(shape: Shape | None) -> Iterator[None]:
     """Let kernels have a shape; None: the one that is chosen."""
-    before = step.SHAPES, step.SEVERAL_SHAPES
+    names = ("SHAPES", "SEVERAL_SHAPES", "BULK_SINCE")
+    before = {name: getattr(step, name) for name in names}
     if shape is not None:
-        step.SHAPES = step.SEVERAL_SHAPES = ((*shape[:3], bool(shape[3])),)  # type: ignore[assignment]
+        *sizes, bulk = shape
+        step.SHAPES = step.SEVERAL_SHAPES = (tuple(sizes),)  # type: ignore[assignment]
+        step.BULK_SINCE = before["BULK_SINCE"] if bulk else 1000
     try:
         yield
     finally:
-        step.SHAPES, step.SEVERAL_SHAPES = before
+        for name, one in before.items():
+            setattr(step, name, one)
 
 
 def writer_of(model: LanguageModel, texts: int, **how: Any) -> Writer:
@@ -208,7 +212,7 @@ def kernel_times(job: Job, model: LanguageModel, texts: int, shape: Shape | None
     return {
         "us": round(statistics.median(launches[1:]), 1),
         "range": [round(min(launches[1:]), 1), round(max(launches[1:]), 1)],
-        "chosen": [found.warps, found.slots, found.copies, found.split],
+        "chosen": [found.warps, found.slots, found.bulk],
         "shared": found.shared_bytes,
     }
 
@@ -289,5 +293,5 @@ def loop_times(job: Job, model: LanguageModel, texts: int, fused: bool) -> Row:
 CHECK = Check(
     {"check": check, "alone": alone, "loop": loop},
     names=lambda: (*SMALL, *NAMED),
-    settings={"texts": "1,2,4", "shapes": "12.2.1.1,16.2.4.0", "steps": 256, "rounds": 5},
+    settings={"texts": "1,2,4", "shapes": "12.2.1,12.2.0", "steps": 256, "rounds": 5},
 )

@@ -39,16 +39,17 @@ DEVICE Remote remote_place(sptr<T> p, int rank) {
   return place;
 }
 
-// Boxes of this block's shared memory into which other blocks deliver a known number of bytes, turn
-// after turn: each has a barrier that counts them. Turn n of a box is over when its bytes have
-// come.
+// Boxes of this block's shared memory into which other blocks, or copies of its own, deliver a
+// known number of bytes, turn after turn: each has a barrier that counts them. Turn n of a box is
+// over when its bytes have come.
 struct Boxes {
   static constexpr int STRIDE = 8;  // bytes from one barrier to the next
   sptr<unsigned char> barriers;
 
   DEVICE Boxes(Arena& arena, int n) : barriers(arena.take<unsigned char>(n * STRIDE)) {}
 
-  // By one thread, for each box; then sync_cluster() has to come before anything else.
+  // By one thread, for each box; then sync_cluster() has to come before anything else, or
+  // sync_block() where no other block delivers.
   DEVICE void make(int box) const {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at(box)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -74,6 +75,18 @@ struct Boxes {
           : "memory");
       if (tries > (1u << 24)) __trap();
     }
+  }
+
+  // Starts a copy of bytes, a multiple of 16, from global memory to this block; both places are
+  // aligned to 16. No lane waits at such a copy, and loads overtake it: a multiprocessor answers
+  // loads in their order, behind the copies of copy_async, but not behind these.
+  template <class T>
+  DEVICE void copy(int box, sptr<T> to, const void* from, int bytes) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(bytes), "r"(at(box))
+        : "memory");
   }
 
   // The barrier of a box, in the block of a rank.

@@ -1,5 +1,11 @@
-// The products of a launch that writes text: a block has rows of every matrix. The weights that a
-// warp reads are in shared memory before x is known.
+// The products of a launch that writes text: a block has rows of every matrix. Its weights are in
+// shared memory before x is known.
+//
+// With BULK the copy engine brings a slot's rows, whole, and a box counts them. Else each lane
+// copies what it reads, and looks at posts wait for the weights that were asked for before, since a
+// multiprocessor answers loads in order. Posts wait for copies of both kinds that were begun
+// before: so the warps that post begin those of the copy engine, behind their posts
+// (docs/performance.md, 2026-11-28).
 #pragma once
 #include "cuda/decode/step_config.cuh"
 
@@ -11,34 +17,27 @@ struct Products {
 
   const DecodeArgs& a;
   const int block = (int)block_index(), warp = warp_index(), lane = thread_index() % 32;
-  const Posts posts, seen;  // all copies, and the one that the block looks at
+  const Posts posts;
   Arena arena;
   sptr<unsigned long long> matrices;
-  sptr<bf16> x, other;        // [B, MOST_INPUTS]: of this product and of the next one, in turn
-  sptr<float> partial;        // [chunks, lines, lanes]: sums of the warps
-  sptr<unsigned char> slots;  // of the warp
+  sptr<bf16> x, other;  // [B, MOST_INPUTS]: of this product and of the next one, in turn
+  sptr<float> partial;  // [chunks, lines, lanes]: sums of the warps
+  const Boxes boxes;    // one for each slot
+  sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
   Pass<D> ahead;
   int slot = 0, step = 0;
+  unsigned round = 0;  // how often all slots were used
 
   DEVICE explicit Products(const DecodeArgs& args)
       : a(args),
         posts{(unsigned long long*)args.posts},
-        seen{posts.words + block % D::COPIES * D::POSTS},
         matrices(arena.take<unsigned long long>(D::MATRICES)),
         x(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
-        other(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
         partial(arena.take<float>(D::PARTIAL)),
-        slots(arena.take<unsigned char>(D::SLOT * D::SLOTS * WARPS) + warp * D::SLOTS * D::SLOT) {}
+        boxes(arena, D::SLOTS),
+        slots(arena.take<bf16>(D::SLOT * D::SLOTS)) {}
 
   DEVICE unsigned turn() const { return (unsigned)a.turn + step + 1; }
-
-  // The next product reads what is written to x from now on. Who still multiplies reads the other
-  // one, until all have met.
-  DEVICE void turn_x() {
-    const sptr<bf16> last = x;
-    x = other;
-    other = last;
-  }
 
   // A row's part of the chunks, and the group of rows, that the warp has.
   template <int KIND>
@@ -49,7 +48,7 @@ struct Products {
   template <int KIND>
   DEVICE int group() const {
     constexpr int PARTS = D::parts(KIND);
-    return (warp + WARPS - D::FIRST_WARP) % WARPS / PARTS;
+    return warp / PARTS;
   }
   // A place of a pass among the tasks of the grid.
   template <int KIND>
@@ -58,10 +57,17 @@ struct Products {
     return block + (pass * PLACES + place) * BLOCKS;
   }
 
-  // Starts copying what the warp reads in the pass ahead into a slot: each lane its own numbers.
+  // A row of the warp's among those of the pass.
+  template <int KIND>
+  DEVICE int line(int n) const {
+    constexpr int T = D::at_once(KIND), GROUPS = D::groups(KIND);
+    return (n / T * GROUPS + group<KIND>()) * T + n % T;
+  }
+
+  // Starts copying the rows of the pass ahead into a slot.
   DEVICE void fetch(int to) {
     if (ahead.step < a.steps) fetch_kind<0>(to);
-    commit_copies();
+    if constexpr (!D::BULK) commit_copies();
   }
   template <int KIND>
   DEVICE void fetch_kind(int to) {
@@ -74,27 +80,59 @@ struct Products {
   }
   template <int KIND>
   DEVICE void fetch_rows(int to) const {
-    constexpr int T = D::at_once(KIND), CHUNKS = D::own_chunks(KIND), INPUTS = D::inputs(KIND);
-    constexpr int GROUPS = D::groups(KIND), HELD = D::held(KIND);
-    if (group<KIND>() >= GROUPS) return;
     const bf16* matrix = (const bf16*)load_one(matrices + ahead.matrix());
-    const sptr<unsigned char> slot = slots + (to * D::SLOT + lane * 16);
+    const sptr<bf16> target = slots + to * D::SLOT;
+    if constexpr (D::BULK)
+      fetch_whole<KIND>(to, matrix, target);
+    else
+      fetch_own<KIND>(matrix, target);
+  }
+  // The row of a matrix that a pass has; one that is not there is another, whose sum nobody posts.
+  template <int KIND>
+  DEVICE int row_of(int row) const {
+    constexpr int T = D::at_once(KIND), TASKS = D::tasks(KIND);
+    const int to = task<KIND>(ahead.pass, row / T);
+    return least((to < TASKS ? to : to % TASKS) * T + row % T, D::outputs(KIND) - 1);
+  }
+  // The first lane of each warp that posts begins the copies of some rows.
+  template <int KIND>
+  DEVICE void fetch_whole(int to, const bf16* matrix, sptr<bf16> target) const {
+    constexpr int INPUTS = D::inputs(KIND), N = D::rows(KIND);
+    constexpr int FETCHERS = least(WARPS, D::at_a_pass(KIND) * PAIRS);
+    if (lane > 0 || warp >= FETCHERS) return;
+    if (warp == 0) boxes.expect(to, 2 * INPUTS * N);
+#pragma unroll
+    for (int i = 0; i < ceil_div(N, FETCHERS); i++) {
+      const int row = i * FETCHERS + warp;
+      if (row < N)
+        boxes.copy(to, target + row * INPUTS, matrix + (long long)row_of<KIND>(row) * INPUTS,
+                   2 * INPUTS);
+    }
+  }
+  // Each lane copies its own numbers.
+  template <int KIND>
+  DEVICE void fetch_own(const bf16* matrix, sptr<bf16> target) const {
+    constexpr int CHUNKS = D::own_chunks(KIND), INPUTS = D::inputs(KIND);
+    constexpr int GROUPS = D::groups(KIND), HELD = D::held(KIND) * D::at_once(KIND);
+    if (group<KIND>() >= GROUPS) return;
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
-      const int first = task<KIND>(ahead.pass, n * GROUPS + group<KIND>()) * T;
+      const int row = line<KIND>(n);
+      const bf16* from = matrix + (long long)row_of<KIND>(row) * INPUTS;
 #pragma unroll
-      for (int row = 0; row < T; row++) {
-        // A row that is not there is another one, whose sum nobody posts.
-        const bf16* from = matrix + (long long)least(first + row, D::outputs(KIND) - 1) * INPUTS;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-          const int at = column<KIND>(c);
-          const bool here = at < INPUTS;  // zeros stand behind the last column
-          copy_async<16>(slot + ((n * T + row) * CHUNKS + c) * 512, from + (here ? at : 0),
-                         here ? 16 : 0);
-        }
+      for (int c = 0; c < CHUNKS; c++) {
+        const int at = column<KIND>(c);
+        if (at < INPUTS)
+          copy_async<16>(cast<unsigned char>(target + (row * INPUTS + at)), from + at, 16);
       }
     }
+  }
+  // Waits for the rows of the slot that is next.
+  DEVICE void await() const {
+    if constexpr (D::BULK)
+      boxes.wait(slot, round);
+    else
+      wait_copies<D::SLOTS - 1>();
   }
   // The first of the lane's columns in a chunk of its warp.
   template <int KIND>
@@ -109,17 +147,14 @@ struct Products {
     constexpr int PASSES = D::passes(KIND), GROUPS = D::groups(KIND);
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
-      wait_copies<D::SLOTS - 1>();
-      if constexpr (D::SPLIT) {
-        if (group<KIND>() < GROUPS) multiply<KIND>();
-        sync_block();
-        post_sums<KIND, ORDERED>(layer, pass);
-      } else {
-        multiply_rows<KIND, ORDERED>(layer, pass);
-      }
+      await();
+      if (group<KIND>() < GROUPS) multiply<KIND>();
+      sync_block();
+      post_sums<KIND, ORDERED>(layer, pass);
       fetch(slot);
       slot = slot + 1 == D::SLOTS ? 0 : slot + 1;
-      if (D::SPLIT && pass + 1 < PASSES) sync_block();
+      round += slot == 0;
+      if (pass + 1 < PASSES) sync_block();
     }
   }
 
@@ -127,10 +162,10 @@ struct Products {
   // the first is used, and no branch keeps the rows from being multiplied side by side.
   template <int KIND>
   DEVICE void multiply() const {
-    constexpr int T = D::at_once(KIND), CHUNKS = D::own_chunks(KIND), LINES = D::lines(KIND);
-    constexpr int INPUTS = D::inputs(KIND), HELD = D::held(KIND) * T, PARTS = D::parts(KIND);
-    constexpr int GROUPS = D::groups(KIND), ALL = D::chunks(KIND);
-    const sptr<bf16> weights = cast<bf16>(slots + (slot * D::SLOT + lane * 16));
+    constexpr int CHUNKS = D::own_chunks(KIND), ALL = D::chunks(KIND), LINES = D::lines(KIND);
+    constexpr int INPUTS = D::inputs(KIND), PARTS = D::parts(KIND);
+    constexpr int HELD = D::held(KIND) * D::at_once(KIND);
+    const sptr<bf16> weights = slots + slot * D::SLOT;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int chunk = part<KIND>() + c * PARTS, at = column<KIND>(c);
@@ -142,7 +177,8 @@ struct Products {
       for (int text = 0; text < ROWS; text++)
         x8[text].read(x + (text * D::MOST_INPUTS + (here ? at : 0)));
 #pragma unroll
-      for (int n = 0; n < HELD; n++) w8[n].read(weights + (n * CHUNKS + c) * D::CHUNK);
+      for (int n = 0; n < HELD; n++)
+        if (here) w8[n].read(weights + (line<KIND>(n) * INPUTS + at));
 #pragma unroll
       for (int text = 0; text < ROWS; text++) {
         x8[text].to(v[text]);
@@ -155,77 +191,26 @@ struct Products {
         w8[n].to(w);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
+          w[i] = here ? w[i] : 0.0f;
 #pragma unroll
           for (int text = 0; text < ROWS; text++) y[n][text] = fused(w[i], v[text][i], y[n][text]);
         }
       }
 #pragma unroll
       for (int n = 0; n < HELD; n++) {
-        const int row = (n / T * GROUPS + group<KIND>()) * T + n % T;
+        const int first = chunk * LINES + line<KIND>(n) * ROWS;
 #pragma unroll
         for (int text = 0; text < ROWS; text++)
-          store_one(partial + ((chunk * LINES + row * ROWS + text) * 32 + lane), y[n][text]);
+          store_one(partial + ((first + text) * 32 + lane), y[n][text]);
       }
     }
   }
 
-  // Posts a word of a task: lanes below COPIES have both numbers.
+  // Posts a word of a task.
   template <int KIND, bool ORDERED>
   DEVICE void put_word(int layer, int task, int pair, float low, float high) const {
-    const int word = D::posts(KIND, layer) + pair * D::line(KIND) + task;
-    posts.template put<ORDERED>(lane * D::POSTS + word, turn(), pack_bf16(low, high));
-  }
-
-  // Multiplies the warp's rows, whole, and posts what they yield.
-  template <int KIND, bool ORDERED>
-  DEVICE void multiply_rows(int layer, int pass) const {
-    constexpr int T = D::at_once(KIND), CHUNKS = D::own_chunks(KIND), INPUTS = D::inputs(KIND);
-    constexpr int HELD = D::held(KIND), GROUPS = D::groups(KIND);
-#pragma unroll 1
-    for (int n = 0; n < HELD; n++) {
-      const int to = task<KIND>(pass, n * GROUPS + group<KIND>());
-      if (to >= D::tasks(KIND)) break;
-      const sptr<bf16> weights =
-          cast<bf16>(slots + (slot * D::SLOT + n * T * CHUNKS * 512 + lane * 16));
-      float y[T][ROWS] = {};
-#pragma unroll 4
-      for (int c = 0; c < CHUNKS; c++) {
-        const int at = column<KIND>(c);
-        const bool here = INPUTS % D::CHUNK == 0 || at < INPUTS;
-        float w[T][8];
-#pragma unroll
-        for (int row = 0; row < T; row++)
-          load<8, bf16>(w[row], weights + (row * CHUNKS + c) * D::CHUNK);
-#pragma unroll
-        for (int text = 0; text < ROWS; text++) {
-          float v[8], sums[T] = {};
-          load<8, bf16>(v, x + (text * D::MOST_INPUTS + (here ? at : 0)));
-#pragma unroll
-          for (int i = 0; i < 8; i++) {
-#pragma unroll
-            for (int row = 0; row < T; row++)
-              sums[row] = fused(w[row][i], here ? v[i] : 0.0f, sums[row]);
-          }
-#pragma unroll
-          for (int row = 0; row < T; row++) y[row][text] += sums[row];
-        }
-      }
-#pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-        for (int i = 0; i < T * ROWS; i++)
-          y[i / ROWS][i % ROWS] += shuffle_xor(y[i / ROWS][i % ROWS], mask);
-      }
-      if (lane >= D::COPIES) continue;
-      if constexpr (T == 2) {
-        put_word<KIND, ORDERED>(layer, to, 0, y[0][0], y[1][0]);
-      } else {
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++)
-          put_word<KIND, ORDERED>(layer, to, pair, y[0][2 * pair],
-                                  2 * pair + 1 < ROWS ? y[0][2 * pair + 1] : 0.0f);
-      }
-    }
+    posts.template put<ORDERED>(D::posts(KIND, layer) + pair * D::line(KIND) + task, turn(),
+                                pack_bf16(low, high));
   }
 
   // Adds up what all warps have, two sums to a word and a word to a warp, and posts the words.
@@ -254,7 +239,7 @@ struct Products {
 #pragma unroll
       for (int mask = 8; mask > 0; mask /= 2) y += shuffle_xor(y, mask);
       const float other = shuffle_xor(y, 16);
-      if (lane < D::COPIES) put_word<KIND, ORDERED>(layer, to, pair, y, other);
+      if (lane == 0) put_word<KIND, ORDERED>(layer, to, pair, y, other);
     }
   }
 };

@@ -21,7 +21,7 @@ struct Decode : Products<D> {
   using Norm = typename D::Norm;
   using P = Products<D>;
   using P::a, P::arena, P::block, P::BLOCKS, P::fetch, P::lane, P::matrices, P::PAIRS, P::posts;
-  using P::ROWS, P::seen, P::slots, P::step, P::turn, P::warp, P::WARPS, P::x, P::turn_x;
+  using P::ROWS, P::slots, P::step, P::turn, P::warp, P::WARPS, P::x;
   static constexpr int WIDTH = D::WIDTH, THREADS = D::THREADS, V = Norm::V;
 
   sptr<unsigned long long> layers;
@@ -81,6 +81,7 @@ struct Decode : Products<D> {
       if (kind < D::PER_LAYER) store_one(matrices + (layer * D::PER_LAYER + kind), word);
     }
     if (thread_index() == 0) store_one(matrices + (D::MATRICES - 1), (unsigned long long)a.head);
+    if (D::BULK && thread_index() < D::SLOTS) this->boxes.make(thread_index());
     if (thread_index() < ROWS)
       store_one(tokens + thread_index(), (int)load_one((const long long*)a.last + thread_index()));
     sync_block();
@@ -114,7 +115,7 @@ struct Decode : Products<D> {
         if (word < WORDS)
           at[i] = D::posts(KIND, layer) + word / TASKS * D::line(KIND) + word % TASKS;
       }
-      seen.template take<N, ORDERED>(words, at, turn());
+      posts.template take<N, ORDERED>(words, at, turn());
 #pragma unroll
       for (int i = 0; i < N; i++) {
         const int word = first + i * THREADS, text = word / TASKS * 2, output = word % TASKS * T;
@@ -156,7 +157,6 @@ struct Decode : Products<D> {
   template <int KIND>
   DEVICE void norm(const void* gains, int layer) {
     float gain[D::UNITS][2][V];
-    turn_x();
 #pragma unroll
     for (int i = 0; i < D::UNITS; i++) {
 #pragma unroll
@@ -214,7 +214,7 @@ struct Decode : Products<D> {
       const int c = column(i, 2 * n / EACH) + 2 * n % EACH * (V / EACH);
       at[n] = c < WIDTH ? D::posts(KIND, layer) + D::word(KIND, text, c) : -1;
     }
-    seen.template take<EACH, false, 2>(words, at, turn());
+    posts.template take<EACH, false, 2>(words, at, turn());
 #pragma unroll
     for (int chunk = 0; chunk < 2; chunk++) {
 #pragma unroll
@@ -341,7 +341,7 @@ struct Decode : Products<D> {
       if constexpr (CONVOLVES)
         read_past(layer, (int)at.batch, channel[n], past[n], tap[n], bias[n]);
     }
-    seen.template take<N>(found, words, turn());
+    posts.template take<N>(found, words, turn());
 #pragma unroll
     for (int n = 0; n < N; n++) {
       if (channel[n] < 0) continue;
@@ -368,20 +368,17 @@ struct Decode : Products<D> {
     const int channel = (int)at.batch * D::MIXED + at.head * G::R + at.row_tile * G::ROWS + first;
 #pragma unroll
     for (int e = 0; e < N; e += EACH)
-#pragma unroll
-      for (int copy = 0; copy < D::COPIES; copy++)
-        posts.put(copy * D::POSTS + D::reads(layer) + (channel + e) / EACH, turn(),
-                  pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
+      posts.put(D::reads(layer) + (channel + e) / EACH, turn(),
+                pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
   }
 
   // x becomes the outputs of a layer's recurrence. A thread takes two words of them.
   DEVICE void take_reads(int layer) {
     constexpr int EACH = 2 * D::READS_OF_WORD;
-    turn_x();
     for (int pair = thread_index(); 2 * pair < D::READ_WORDS; pair += THREADS) {
       unsigned words[2];
       const int at[1] = {D::reads(layer) + 2 * pair};
-      seen.template take<1, false, 2>(words, at, turn());
+      posts.template take<1, false, 2>(words, at, turn());
       const int text = EACH * pair / D::MIXED, channel = EACH * pair % D::MIXED;
       const sptr<bf16> to = x + (text * D::MOST_INPUTS + channel);
       if constexpr (EACH == 4)
@@ -434,7 +431,6 @@ struct Decode : Products<D> {
 
   template <int KIND>
   DEVICE void take_between(int layer) {
-    turn_x();
     take<KIND>(layer, [&](int text, int c, float number) {
       store_one(between + (text * D::BETWEEN + c), number);
     });

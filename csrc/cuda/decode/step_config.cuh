@@ -83,46 +83,42 @@ struct DecodeConfig : Model_ {
   HD static constexpr int tasks(int kind) { return ceil_div(outputs(kind), at_once(kind)); }
   HD static constexpr int places(int kind) { return ceil_div(tasks(kind), BLOCKS); }
 
-  // With SPLIT warps share the rows of a block and the chunks of a row: PARTS warps have the same
-  // rows, and GROUPS of warps the same chunks. Else a row is a warp's. In both cases sums are in
-  // the order of row_product.cuh: a lane's numbers of a chunk, then the chunks, then the lanes.
+  // Warps share the rows of a block and the chunks of a row: PARTS warps have the same rows, and
+  // GROUPS of warps the same chunks. Sums are in the order of row_product.cuh: a lane's numbers of
+  // a chunk, then the chunks, then the lanes.
   static constexpr int CHUNK = 32 * 8;
-  // Whole rows are for warps that have no norm, as far as there are such.
-  static constexpr int FIRST_WARP = Model::SPLIT ? 0 : least(ROWS * Norm::WARPS, WARPS) % WARPS;
   HD static constexpr int chunks(int kind) { return ceil_div(inputs(kind), CHUNK); }
   HD static constexpr int work(int kind, int parts) {
     return ceil_div(chunks(kind), parts) * ceil_div(places(kind), WARPS / parts);
   }
   HD static constexpr int parts(int kind) {
     int best = 1;
-    if (!Model::SPLIT) return 1;
     for (int n = 2; n <= least(chunks(kind), WARPS); n++)
       if (work(kind, n) <= work(kind, best)) best = n;
     return best;
   }
   HD static constexpr int groups(int kind) { return WARPS / parts(kind); }
   HD static constexpr int own_chunks(int kind) { return ceil_div(chunks(kind), parts(kind)); }
-  // A warp has at most HELD rows in shared memory; more are for another pass.
+  // A warp has at most HELD rows at once; more are for another pass.
   HD static constexpr int passes(int kind) {
     return ceil_div(ceil_div(places(kind), groups(kind)), Model::HELD / at_once(kind));
   }
   HD static constexpr int held(int kind) {
     return ceil_div(ceil_div(places(kind), groups(kind)), passes(kind));
   }
-  // Of a pass: tasks of the block, and its rows for all texts.
+  // Of a pass: tasks of the block, its rows, and those for all texts.
   HD static constexpr int at_a_pass(int kind) { return held(kind) * groups(kind); }
-  HD static constexpr int lines(int kind) { return at_a_pass(kind) * at_once(kind) * ROWS; }
-  HD static constexpr int slot(int kind) {
-    return 2 * CHUNK * held(kind) * at_once(kind) * own_chunks(kind);
-  }
+  HD static constexpr int rows(int kind) { return at_a_pass(kind) * at_once(kind); }
+  HD static constexpr int lines(int kind) { return rows(kind) * ROWS; }
   HD static constexpr int most_slot(int kind) {
-    return kind == HEAD ? slot(kind) : most(slot(kind), most_slot(kind + 1));
+    const int slot = rows(kind) * inputs(kind);
+    return kind == HEAD ? slot : most(slot, most_slot(kind + 1));
   }
   HD static constexpr int most_partial(int kind) {
     return kind == HEAD ? chunks(kind) * lines(kind)
                         : most(chunks(kind) * lines(kind), most_partial(kind + 1));
   }
-  static constexpr int SLOT = most_slot(IN), PARTIAL = Model::SPLIT ? 32 * most_partial(IN) : 0;
+  static constexpr int SLOT = most_slot(IN), PARTIAL = 32 * most_partial(IN);
 
   // ---- the words that blocks post: two numbers each, of two outputs or of two texts
 
@@ -146,10 +142,6 @@ struct DecodeConfig : Model_ {
   HD static constexpr int posts(int kind, int layer) {
     return reads(layer) + (kind == HEAD ? 0 : before(kind));
   }
-  // Several copies of all words: a block looks at one of them, so that fewer wait at a cache line.
-  static constexpr int POSTS = reads(Model::LAYERS) + PAIRS * line(HEAD);
-  static constexpr int COPIES = Model::COPIES;
-  static_assert(COPIES <= 16, "half a warp writes a word");
 
   // ---- raw inputs of a row tile: the numbers of every role, one after another
 
@@ -176,11 +168,12 @@ struct DecodeConfig : Model_ {
 
   static constexpr int LAYER_WORDS = sizeof(DecodeLayer) / 8;
   // What Decode takes of an arena, in its order.
-  static constexpr int SHARED_BYTES =
-      up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) +
-      2 * up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) + up(4 * ROWS * Norm::WARPS) +
-      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 4 * up(4 * Model::VALUES) +
-      up(4 * Draw::PLACED) + 16 + up(SLOT * Model::SLOTS * WARPS) + WARPS * TILE_BYTES;
+  static constexpr int SHARED_BYTES = up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) +
+                                      up(4 * ROWS) + up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) +
+                                      up(8 * Model::SLOTS) + up(4 * ROWS * Norm::WARPS) +
+                                      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) +
+                                      4 * up(4 * Model::VALUES) + up(4 * Draw::PLACED) + 16 +
+                                      up(2 * SLOT * Model::SLOTS) + WARPS * TILE_BYTES;
 };
 
 // A pass of a product among all that a block goes through in a launch.

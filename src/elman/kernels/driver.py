@@ -279,11 +279,13 @@ class Limits:
         multiprocessors: Number of multiprocessors.
         shared_bytes: Most shared memory of a block, in bytes.
         shared_total: Shared memory of a multiprocessor, in bytes.
+        major: First number of the compute capability.
     """
 
     multiprocessors: int
     shared_bytes: int
     shared_total: int
+    major: int
 
 
 @cache
@@ -299,6 +301,7 @@ def device_limits(device: int) -> Limits:
             "MULTIPROCESSOR_COUNT",
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
             "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+            "COMPUTE_CAPABILITY_MAJOR",
         )
     )
 

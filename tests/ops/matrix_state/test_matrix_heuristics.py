@@ -17,7 +17,7 @@ from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.properties import examples
 
-SM_86 = Limits(84, 99 * 1024, 100 * 1024)  # the least shared memory of all
+SM_86 = Limits(84, 99 * 1024, 100 * 1024, 8)  # the least shared memory of all
 BF16, FP32 = Types("elman::bf16", "float", "elman::f16"), Types("float", "float", "float")
 CELLS = {"delta": DELTA, "decayed": E70, "row_gated_delta": E75}
 SIZES = (1, 3, 8, 13, 16, 20, 24, 32, 40, 48, 64, 96, 128, 200, 256)

@@ -21,8 +21,7 @@ class Share:
         at_once: Rows whose outputs share a word.
         blocks: Blocks of the grid.
         warps: Warps of a block.
-        most: Rows that a warp has in shared memory at once.
-        split: Whether warps share the columns of a row.
+        most: Rows that a warp has at once.
     """
 
     outputs: int
@@ -32,7 +31,6 @@ class Share:
     blocks: int
     warps: int
     most: int
-    split: bool
 
     @cached_property
     def chunks(self) -> int:
@@ -47,8 +45,6 @@ class Share:
     @cached_property
     def parts(self) -> int:
         """Warps that have the same rows: what gives each the least to do, and the fewest chunks."""
-        if not self.split:
-            return 1
         return min(range(min(self.chunks, self.warps), 0, -1), key=self._work)
 
     def _work(self, parts: int) -> int:
@@ -66,17 +62,19 @@ class Share:
         return _share(tasks, _share(tasks, self.most // self.at_once))
 
     @property
+    def rows(self) -> int:
+        """Rows of a block in a pass."""
+        return self.held * self.groups * self.at_once
+
+    @property
     def slot_bytes(self) -> int:
-        """Shared memory for what a warp reads in a pass."""
-        return 2 * CHUNK * self.held * self.at_once * _share(self.chunks, self.parts)
+        """Shared memory for the weights of a pass."""
+        return 2 * self.inputs * self.rows
 
     @property
     def partial_bytes(self) -> int:
         """Shared memory for the sums of all warps in a pass."""
-        if not self.split:
-            return 0
-        lines = self.held * self.groups * self.at_once * self.texts
-        return 4 * 32 * self.chunks * lines
+        return 4 * 32 * self.chunks * self.rows * self.texts
 
 
 def _share(count: int, among: int) -> int:

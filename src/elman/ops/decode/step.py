@@ -36,24 +36,17 @@ MOST_ROWS = 4
 """Texts at a time; the products of more are PyTorch's, in an order of sums of its own."""
 _FASTER_WIDTH = 1536  # the widest model that was measured
 _MOST_WIDTH = 4096  # rows of a norm stay in registers up to here
-SHAPES = (
-    (16, 2, 1, False),
-    (16, 1, 1, False),
-    (8, 2, 1, False),
-    (8, 1, 1, False),
-    (8, 1, 1, True),
-)
-"""Warps, slots, copies and split for one text, the best first; tools/gpu/text.py measures others.
-
-Which product is faster was not measured. The first one is the one that was there before.
-"""
-SEVERAL_SHAPES = ((8, 2, 1, True), (8, 1, 1, True), (8, 1, 1, False))
-"""The same for several texts: with 8 warps there are registers for four."""
+SHAPES = ((12, 4), (12, 3), (12, 2), (10, 2), (8, 2), (8, 1))
+"""Warps and slots for one text, the best first; tools/gpu/text.py measures others."""
+SEVERAL_SHAPES = ((12, 4), (8, 2), (8, 1))
+"""The same for several texts."""
+BULK_SINCE = 9
+"""The first compute capability whose copy engine brings rows, its first number."""
 _HEAD_BYTES = 4 * 2 * 32  # two numbers of a head for each lane
-_HELD = (8, 2)  # rows of a matrix that a warp has in shared memory at once; 2 for wide ones
+_HELD = (8, 2)  # rows of a matrix that a warp has at once; 2 for wide ones
 _OF_ROWS = ("v", "g0", "g1", "gate")
 _WARP, _HALF, _VECTOR = 32, 2, 8
-_HEADERS = ("cuda/common/device.cuh", "cuda/common/grid.cuh")
+_HEADERS = ("cuda/common/device.cuh", "cuda/common/cluster.cuh", "cuda/common/grid.cuh")
 
 
 @dataclass(frozen=True)
@@ -97,9 +90,8 @@ class StepConfig:
         blocks: Blocks of the grid.
         warps: Of a block.
         slots: Passes of products whose weights are in shared memory or on their way.
-        copies: Of what blocks post; a block looks at one of them.
-        split: Whether warps share the columns of a row, or a row is a warp's.
-        held: Rows of a matrix that a warp has in shared memory at once.
+        bulk: Whether the copy engine brings the weights, or each lane its own.
+        held: Rows of a matrix that a warp has at once.
     """
 
     sizes: Sizes
@@ -108,8 +100,7 @@ class StepConfig:
     blocks: int
     warps: int
     slots: int
-    copies: int = 1
-    split: bool = False
+    bulk: bool = True
     held: int = _HELD[0]
 
     @property
@@ -140,9 +131,7 @@ class StepConfig:
         products = [(*sizes, at_once) for sizes in self.matrices]
         products.append((self.sizes.values, self.sizes.width, 1))
         return [
-            Share(
-                outputs, inputs, self.rows, together, self.blocks, self.warps, self.held, self.split
-            )
+            Share(outputs, inputs, self.rows, together, self.blocks, self.warps, self.held)
             for outputs, inputs, together in products
         ]
 
@@ -159,7 +148,7 @@ class StepConfig:
             _round(math.ceil(count / 2) if self.rows == 1 else count, 2) * pairs
             for count in outputs
         )
-        return self.copies * (one.layers * of_layer + _round(one.values, 2) * pairs)
+        return one.layers * of_layer + _round(one.values, 2) * pairs
 
     @property
     def shared_bytes(self) -> int:
@@ -172,12 +161,13 @@ class StepConfig:
             8 * (one.layers * len(self.matrices) + 1),
             ctypes.sizeof(DecodeLayer) * one.layers,
             4 * rows,
-            *(_HALF * rows * inner,) * 2,
+            _HALF * rows * inner,
             max(share.partial_bytes for share in self.shares),
+            8 * self.slots,
             4 * rows * math.ceil(one.width / 256),
             4 * rows * max(one.inner, 2 * one.hidden),
             4 * rows * one.values,
-            slot * self.slots * self.warps,
+            slot * self.slots,
         ]
         tiles = self.warps * (_round(tile, 16) + self.tile.step_bytes + _HEAD_BYTES)
         return sum(_round(size, 16) for size in arrays) + room(one.values) + tiles
@@ -229,7 +219,7 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     tile = replace(tile, align=_align(found, sizes))
     blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
     for held, shape in product(_HELD, SHAPES if rows == 1 else SEVERAL_SHAPES):
-        config = StepConfig(sizes, rows, tile, blocks, *shape, held)
+        config = StepConfig(sizes, rows, tile, blocks, *shape, device.major >= BULK_SINCE, held)
         if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
             return config
     return None
@@ -293,8 +283,7 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
         "BLOCKS": config.blocks,
         "WARPS": config.warps,
         "HELD": config.held,
-        "COPIES": config.copies,
-        "SPLIT": int(config.split),
+        "BULK": int(config.bulk),
         "SLOTS": config.slots,
         "LAYERS": one.layers,
         "WIDTH": one.width,

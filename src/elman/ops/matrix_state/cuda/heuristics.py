@@ -26,7 +26,7 @@ from elman.ops.matrix_state.cuda.tiles import (
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 
-H200 = Limits(132, 227 * 1024, 228 * 1024)
+H200 = Limits(132, 227 * 1024, 228 * 1024, 9)
 _RESERVED = 1024  # shared memory that the system takes for each block
 _MOST_WARPS, _MOST_FORWARD_WARPS = 16, 8  # of a block that hold the state
 _SMALL = 16  # numbers of the state in a lane, up to which a block may have all these warps
