@@ -20,7 +20,7 @@ struct Products {
   const Posts posts;
   Arena arena;
   sptr<unsigned long long> matrices;
-  sptr<bf16> x, other;  // [B, MOST_INPUTS]: of this product and of the next one, in turn
+  sptr<bf16> x;         // [B, MOST_INPUTS]
   sptr<float> partial;  // [chunks, lines, lanes]: sums of the warps
   const Boxes boxes;    // one for each slot
   sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
