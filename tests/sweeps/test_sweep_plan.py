@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -56,6 +57,18 @@ def test_a_dry_run_prints_commands_that_run_one_job_alone(elman: Elman, tmp_path
     alone = elman(*shlex.split(lines[5])[1:])
     assert alone.status == 0
     assert alone.output.startswith("ran train e88_tiny 3")
+
+
+def test_sizes_of_different_tokens_are_told_without_their_embedding(elman: Elman) -> None:
+    tokens = "data.tokenizer=bytes,bpe:1024"
+    ended = elman("-m", "sweep.dry_run=true", "model=e88_tiny", tokens, "train.bytes=3")
+    assert (ended.status, ended.errors) == (0, "")
+    lines = ended.output.splitlines()
+    assert lines[1].endswith("(data.tokenizer=bpe:1024)")
+    sizes = re.search(r"without the embedding of their tokens ([\d,]+) and ([\d,]+)\)", lines[2])
+    assert sizes is not None
+    assert sizes[1] == sizes[2]
+    assert lines[-1].endswith("data.tokenizer=bpe:1024 train.bytes=3 hydra.mode=RUN")
 
 
 def test_a_sweep_that_claims_one_size_is_held_to_it(elman: Elman, tmp_path: Path) -> None:

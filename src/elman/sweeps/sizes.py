@@ -122,6 +122,10 @@ def _spread_note(
         f"({smallest.config.model.name}) has {least:,} parameters, job {largest.number} "
         f"({largest.config.model.name}) {most:,}"
     )
+    ends = [(one.config.model, count) for count, one in (by_size[0], by_size[-1])]
+    if ends[0][0].vocab_size != ends[1][0].vocab_size:
+        rest = " and ".join(f"{count - one.vocab_size * one.dim:,}" for one, count in ends)
+        line += f" (without the embedding of their tokens {rest})"
     limit = f"sweep.max_params_spread={settings.max_params_spread:g}"
     if settings.equal_size:
         raise UserError(
