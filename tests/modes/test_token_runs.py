@@ -16,6 +16,7 @@ import elman
 from elman.base.exit_status import ExitStatus
 from elman.data.batches import open_batches
 from elman.data.text import open_data
+from elman.evaluation.generation import Writer
 from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import find_checkpoint
 from tests.small_run import E1, Elman, elman_said
@@ -128,6 +129,35 @@ def test_a_text_goes_on_from_its_saved_state(trained, tmp_path, run) -> None:
     shorter = min(len(joined), len(whole.partition("\nelman:")[0].rstrip("\n")))
     assert joined[:shorter] == whole[:shorter]
     assert shorter > 8
+
+
+def test_a_character_that_the_prompt_begins_and_the_model_ends_is_one(
+    trained, run, monkeypatch
+) -> None:
+    folder = trained("a")
+    written = [b"\xa9 y", b"\xa9 n"]
+    for pieces, prompt in ((written[:1], "caf\udcc3"), (written, "['caf\udcc3','b']")):
+        monkeypatch.setattr(Writer, "write", lambda self, size, pieces=pieces: iter([pieces]))
+        where = (f"generate.checkpoint={folder}", f"generate.prompt={prompt}")
+        status, said = run("mode=generate", *where)
+        assert status == ExitStatus.OK
+        assert "caf\u00e9 y\n" in said
+    assert "b\ufffd n\n" in said
+
+
+def test_a_text_of_ids_without_bytes_ends_in_one_line(text, tmp_path, run) -> None:
+    pytest.importorskip("tiktoken")
+    ranks = [(bytes([byte]), byte) for byte in range(256)] + [(b"def", 20_000)]
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks)
+    (tmp_path / "holes.tiktoken").write_text("".join(lines))
+    tokens = f"data.tokenizer=tiktoken:{tmp_path / 'holes.tiktoken'}"
+    folder = tmp_path / "a"
+    status, said = run(*E1, tokens, "train.steps=1", f"data.path={text}", f"hydra.run.dir={folder}")
+    assert status == ExitStatus.OK, said
+    settings = ("generate.max_bytes=60", "generate.top_k=0")
+    status, said = run("mode=generate", f"generate.checkpoint={folder}", *settings)
+    assert status == ExitStatus.USER_ERROR
+    assert "the model writes ids that holes.tiktoken does not use: 1,1" in said
 
 
 def test_an_exported_model_has_its_tokenizer(trained, tmp_path, run) -> None:

@@ -39,6 +39,8 @@ _LONG_BLOCK = 256
 _EAGER_STEPS = 2
 # What is left of a text is written in blocks of so many tokens that few are too many.
 _BYTES_OF_TOKEN = 4
+# More tokens than this beyond two for each byte are ids without bytes.
+_VAIN_TOKENS = 1000
 
 States = list[State]
 
@@ -197,9 +199,10 @@ class Writer:
 
         Raises:
             UserError: a CUDA graph was requested, and the step cannot be captured as one; or one
-                kernel was, and there is none.
+                kernel was, and there is none; or most tokens stand for no bytes.
         """
         assert self._last_b1 is not None, "nothing was read"
+        before = self._drawn
         each = [
             (part.rows, self._steps(part, self._last_b1[list(part.rows)])) for part in self._parts
         ]
@@ -223,9 +226,18 @@ class Writer:
                     yield pieces
                     texts += [len(piece) for piece in pieces]
                     done = int(texts.min())
+                    if done < max_bytes and self._drawn - before > 2 * max_bytes + _VAIN_TOKENS:
+                        raise self._draws_in_vain(self._drawn - before, done)
         finally:
             if after is not None:  # nobody asked for it
                 self._generators = []
+
+    def _draws_in_vain(self, tokens: int, written: int) -> UserError:
+        assert self._model.tokenizer is not None, "a byte is a byte"
+        return UserError(
+            f"the model writes ids that {self._model.tokenizer.name} does not use: {tokens:,} "
+            f"tokens are {written:,} bytes; train it longer, or use a tokenizer without such ids"
+        )
 
     def _steps(self, part: Rows, last_b1: Tensor) -> _Steps:
         return _Steps(self._model, self._sampling, part.states, last_b1, kernels=self._kernels)

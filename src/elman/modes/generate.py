@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from elman.base.exit_status import ExitStatus
 from elman.base.live_line import LiveLine
 from elman.base.named_path import readable_file, writable_file
 from elman.base.output import note
+from elman.data.tokenizers.tokenizer import utf8_decoder
 from elman.devices.environment import choose_device
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
@@ -161,10 +161,10 @@ def _stream(writer: Writer, settings: GenerateConfig) -> str:
     """Print one text as it is generated, and return its speed in words."""
     assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
     prompt = settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
-    # Until the first byte: kernels that compile say so on lines of their own.
-    unsaid = _readable(prompt)
     # Bytes arrive in pieces; a character of several bytes arrives only when it is whole.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = utf8_decoder()
+    # Until the first byte: kernels that compile say so on lines of their own.
+    unsaid = decoder.decode(_bytes_of(prompt))
     clock = _Clock()
     for (piece,) in writer.write(settings.max_bytes):
         clock.count(len(piece))
@@ -186,12 +186,9 @@ def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> st
             line.show(f"{len(texts[0])} of {settings.max_bytes} bytes")
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
         print(f"--- {number} of {len(prompts)} ---")
-        print(_readable(prompt) + _shown(text.decode(errors="replace")))
+        decoder = utf8_decoder()
+        print(decoder.decode(_bytes_of(prompt)) + _shown(decoder.decode(text, final=True)))
     return clock.said(writer, len(prompts))
-
-
-def _readable(prompt: str) -> str:
-    return _bytes_of(prompt).decode(errors="replace")
 
 
 def _shown(text: str) -> str:
