@@ -14,7 +14,7 @@ from elman.evaluation.result import DataRead, RunResult
 from elman.report.comparison.audit.finding import Subject
 from elman.report.comparison.audit.settings import order, tokens
 from elman.report.comparison.audit.sizes import params
-from elman.report.comparison.deciding import LOSS, SPEED, VAL_BPB, deciding
+from elman.report.comparison.deciding import LOSS, SPEED, VAL_BPB, deciding, deciding_for_all
 from elman.report.comparison.per_byte import bytes_per_token
 from elman.report.comparison.rows import Row, shown_columns, step_us
 from elman.report.comparison.runs import Run, read_run
@@ -87,6 +87,8 @@ def test_bits_per_byte_decide_between_different_tokens(runs) -> None:
     assert deciding(rows).number is VAL_BPB
     assert "of different tokens" in deciding(rows).why
     assert deciding(rows[:1]).number is not VAL_BPB
+    assert deciding_for_all(rows).number is VAL_BPB
+    assert deciding_for_all(rows[:1]).number is not VAL_BPB
 
 
 def test_losses_of_different_tokens_are_not_compared(runs) -> None:

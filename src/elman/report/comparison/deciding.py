@@ -218,6 +218,8 @@ def deciding_for_all(rows: Sequence[Row]) -> Deciding | None:
     It is val bpb if it decides for one of them; None if no run counts.
     """
     counted = [row for row in rows if row.counted]
+    if different_tokens(counted):
+        return by_rule(counted)
     by = [by_rule([row]) for row in counted]
     held_out = [one for one in by if one.number is VAL_BPB]
     if held_out and (lacking := [*_lacking(counted)]):
