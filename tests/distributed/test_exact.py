@@ -65,6 +65,22 @@ def test_ranks_count_the_bytes_of_the_tokens_of_all(ranks, tmp_path) -> None:
     assert one.result["bpb"] == two.result["bpb"]
 
 
+def test_tokens_have_the_same_bits_when_the_number_of_ranks_changes(ranks, tmp_path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "text.txt").write_text("def add(left, right):\n    return left + right\n" * 99)
+    tokens = (
+        *EXACT,
+        "train.tbptt=false",
+        f"data.path={tmp_path / 'text.txt'}",
+        "data.tokenizer=bpe:280",
+    )
+    one = ranks(1, *tokens, "train.steps=3", folder="one")
+    parts = ranks(2, *tokens, "train.steps=1", folder="parts")
+    for count, steps in ((1, 2), (2, 3)):
+        parts = ranks(count, f"train.resume={parts.folder}", f"train.steps={steps}", folder="parts")
+    same(one, parts)
+
+
 def test_a_mixed_stack_has_the_same_bits_on_one_and_two_ranks_also_when_they_change(ranks) -> None:
     stack = ("model.layers=[e88,{cell:llama,context:8},gru]", "model.depth=3")
     one = ranks(1, *EXACT, *stack, "train.val_every=null", "train.steps=2", folder="one")

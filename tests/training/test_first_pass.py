@@ -91,7 +91,11 @@ def _compiled_by(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objective.torch, "compile", partial(torch.compile, backend=backend))
 
 
-@pytest.mark.parametrize("overrides", [(), ("train.tbptt=true",)], ids=["plain", "tbptt"])
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("train.tbptt=true",), ("model.layers=[e88,gru]", "model.depth=2")],
+    ids=["plain", "tbptt", "mixed"],
+)
 def test_nothing_is_compiled_inside_the_clock(
     train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
