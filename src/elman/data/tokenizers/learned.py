@@ -37,7 +37,7 @@ _PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
     r"\s*[\r\n]|\s+(?!\S)|\s+"
 )
-LEARNED_BYTES = 256 * 2**20
+LEARNED_BYTES = 64 * 2**20
 """Most bytes that are learned from; of more text, evenly spaced blocks."""
 _BLOCK = 2**20
 # The library takes 256 texts at a time, and its time grows with the square of a word's length. So a
@@ -58,7 +58,7 @@ def learned_tokenizer(
 
     Args:
         source: The text.
-        train_bytes: How many of its first bytes it is learned from. Above 256 MiB these are evenly
+        train_bytes: How many of its first bytes it is learned from. Above 64 MiB these are evenly
             spaced blocks of 1 MiB.
         vocab_size: Number of tokens.
         announce: Called with one line before it is learned.
