@@ -66,8 +66,8 @@ FAULTS = {
     "a copy counted at the first box": ('"r"(bytes), "r"(at(box))', '"r"(bytes), "r"(at(0))'),
     "a word of the whole warp": ("word, lane, 4)", "word, lane)"),
 }
-# A copy brings the first words. Every four threads have four words, which they deliver to all
-# blocks, in turn by one, two and four words at a time. They become sums over all words.
+# Every four threads have four words, which they deliver to all blocks, in turn by one, two and four
+# words at a time. They become sums over all words.
 PROBES = """
 struct Given { const unsigned* x; float* out; int steps; };
 namespace NAME {
@@ -76,13 +76,12 @@ DEVICE void gather(const Given& a) {
   constexpr int ALL = 4 * 64;
   Arena arena;
   const sptr<unsigned> h = arena.take<unsigned>(2 * ALL);
-  const Boxes boxes(arena, 3);
+  const Boxes boxes(arena, 2);
   const int t = thread_index(), rank = cluster_rank(), c = t % 4;
-  if (t < 3) boxes.make(t);
+  for (int i = t; i < ALL; i += 64) store_one(h + i, load_one(a.x + cluster_index() * ALL + i));
+  if (t < 2) boxes.make(t);
   sync_cluster();
-  if (t < 3) boxes.expect(t, ALL * 4);
-  if (t == 2) boxes.copy(2, h, a.x + cluster_index() * ALL, ALL * 4);
-  boxes.wait(2, 0);
+  if (t < 2) boxes.expect(t, ALL * 4);
   for (int step = 0; step < a.steps; step++) {
     const int now = step % 2, then = 1 - now;
     if (step) boxes.wait(now, (step - 1) / 2);
@@ -102,6 +101,22 @@ DEVICE void gather(const Given& a) {
     if (step % 3 == 1) deliver(place, box, w[0], w[1]), deliver(place + 8, box, w[2], w[3]);
     if (step % 3 == 2) deliver(place, box, w[0], w[1], w[2], w[3]);
   }
+  sync_cluster();
+}
+// out = x of the block, by copies: half of it in each of two boxes.
+DEVICE void copied(const Given& a) {
+  Arena arena;
+  const sptr<unsigned> h = arena.take<unsigned>(64);
+  const Boxes boxes(arena, 2);
+  const int t = thread_index();
+  if (t < 2) boxes.make(t);
+  sync_cluster();
+  if (t < 2) {
+    boxes.expect(t, 128);
+    boxes.copy(t, h + 32 * t, a.x + block_index() * 64 + 32 * t, 128);
+  }
+  boxes.wait(t / 32, 0);
+  a.out[block_index() * 64 + t] = load_one(h + t);
   sync_cluster();
 }
 // out = out + a b of each warp: a is 16 by 16, b 16 by 8, in rows.
@@ -125,7 +140,7 @@ DEVICE void products(const Given& given) {
 }
 }
 """
-NAMES = ("gather", "products")
+NAMES = ("gather", "products", "copied")
 RUNS = "".join(
     f"ELMAN_CLUSTER_KERNEL(NAME_{probe}, 4, 64, 1, Given, NAME::{probe}(a))\n"
     f"ELMAN_RUN_CLUSTERS(NAME_{probe}, Given, 4)\n"
@@ -152,6 +167,9 @@ def given(probe: str) -> tuple[torch.Tensor, torch.Tensor]:
     if probe == "gather":
         x = torch.randint(65521, (CLUSTERS, SIZE * THREADS), generator=draw)
         return x, torch.zeros(CLUSTERS, SIZE, STEPS, THREADS)
+    if probe == "copied":
+        x = torch.randint(65521, (CLUSTERS * SIZE, THREADS), generator=draw)
+        return x, torch.zeros(CLUSTERS * SIZE, THREADS)
     x = torch.randint(8, (CLUSTERS * SIZE * 2, 24, 16), generator=draw)
     return x, torch.randint(8, (CLUSTERS * SIZE * 2, 16, 8), generator=draw).float()
 
@@ -159,6 +177,8 @@ def given(probe: str) -> tuple[torch.Tensor, torch.Tensor]:
 def expected(probe: str) -> torch.Tensor:
     """Return what a probe writes."""
     x, out = given(probe)
+    if probe == "copied":
+        return x.float()
     if probe == "products":
         return out + x[:, :16].float() @ x[:, 16:].reshape(-1, 16, 8).float()
     weights = torch.arange(SIZE * THREADS) % 7 + 1

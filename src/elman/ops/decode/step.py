@@ -219,8 +219,9 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     # As the kernel of a single step has it, so that sums are in one order.
     tile = replace(tile, align=_align(found, sizes))
     blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
+    bulk = rows == 1 and device.major >= BULK_SINCE
     for held, shape in product(_HELD, SHAPES if rows == 1 else SEVERAL_SHAPES):
-        config = StepConfig(sizes, rows, tile, blocks, *shape, rows == 1 and device.major >= BULK_SINCE, held)
+        config = StepConfig(sizes, rows, tile, blocks, *shape, bulk, held)
         if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
             return config
     return None
