@@ -89,7 +89,7 @@ def _print_slow(console: Console, facts: Facts) -> None:
     slow = [one for one in sorted(seconds, reverse=True) if one[0] >= _SLOW_SECONDS]
     if slow:
         named = ", ".join(f"{name} {took:.1f} s" for took, name in slow)
-        say(console, f"slowest of what was looked at side by side: {named}")
+        say(console, f"took longest, all at the same time: {named}")
 
 
 def _print_commands(console: Console, findings: Sequence[Finding]) -> None:
