@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +185,28 @@ def test_the_next_process_learns_when_the_one_that_learned_was_killed(source, ca
         found = learned_tokenizer(source, len(source), 300, announce)
     assert found.vocab_size == 300
     assert [line.partition(" ")[0] for line in said] == ["another", "learning"]
+
+
+def test_a_full_disk_under_the_cache_shows_before_tokens_are_learned(
+    source, cache, monkeypatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UserError) as raised:
+            learned_tokenizer(source, len(source), 280, said.append)
+    assert re.fullmatch(
+        r"data.tokenizer=bpe: cannot keep it "
+        r"\(No space left on device: .*/cache/data/bpe-280-\w+\); "
+        r"set ELMAN_CACHE to a folder that can be written and has space",
+        str(raised.value),
+    )
+    assert said == []
+    assert learned(source, 280).vocab_size == 280
+    assert {path.name for path in cache.glob("data/*/*")} == {"lock", "tokenizer.json"}
 
 
 def test_too_few_words_for_so_many_tokens_are_refused(source) -> None:

@@ -345,6 +345,20 @@ def test_a_budget_of_bytes_counts_what_the_tokens_stand_for(trained, run, carrie
     assert f"{result(parts)['tokens']:,} tokens predicted, {read[-1]:,} bytes" in said
 
 
+def test_a_sweep_learns_tokens_before_its_jobs_start_and_says_so(text, tmp_path, run) -> None:
+    settings = ("-m", *E1, f"data.path={text}", "train.steps=1")
+    done, refused = (f"hydra.sweep.dir={tmp_path / name}" for name in ("done", "refused"))
+    status, said = run(*settings, done, "data.tokenizer=bytes,bpe:270")
+    assert status == ExitStatus.OK, said
+    learning, first = said.index("learning 270 tokens"), said.index("[1/2] data.tokenizer=bytes")
+    assert learning < first
+    status, said = run(*settings, refused, "data.tokenizer=bytes,bpe:9000")
+    assert status == ExitStatus.USER_ERROR
+    assert "data.vocab_size=9000: " in said
+    assert "[1/2]" not in said
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_budget_of_operations_counts_those_of_a_token(trained) -> None:
     found = result(trained("a", "train.steps=null", "train.flops=1e8"))
     assert found["budget"]["flops"]["spent"] == found["tokens"] * found["flops_per_byte"]

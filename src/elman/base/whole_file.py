@@ -134,8 +134,12 @@ def _of_own(path: Path) -> Path:
     return path.with_name(f".{path.name[:_LONGEST_NAME]}.{token_hex(4)}.unfinished")
 
 
-def keep_room(path: Path) -> None:
-    """Reserve the space for a result now, so that a run can write its result on a full disk.
+def keep_room(path: Path, size: int = RESULT_BYTES) -> None:
+    """Reserve the space for a file now, so that it can be written later on a full disk.
+
+    Args:
+        path: The file.
+        size: Bytes; that of a run's result by default.
 
     Raises:
         OSError: there is not enough space.
@@ -144,9 +148,9 @@ def keep_room(path: Path) -> None:
     try:
         with scratch.open("wb") as stream:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(stream.fileno(), 0, RESULT_BYTES)
+                os.posix_fallocate(stream.fileno(), 0, size)
             else:
-                stream.write(bytes(RESULT_BYTES))
+                stream.write(bytes(size))
     except OSError as error:
         give_room_back(path)
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -155,7 +159,7 @@ def keep_room(path: Path) -> None:
 
 
 def give_room_back(path: Path) -> None:
-    """Remove the space that was reserved for a result and not used."""
+    """Remove the space that was reserved for a file and not used."""
     with contextlib.suppress(OSError):
         unfinished(path).unlink()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from elman.launchers.request import JobLauncher, LaunchRequest, More, no_more
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import NOT_STARTED, read_result, recorded_status, state
 from elman.runs.status import job_status
+from elman.sections.training import BPE, DataConfig
 from elman.sweeps import in_process
 from elman.sweeps.jobs import PlannedSweep
 from elman.sweeps.live_report import live_report
@@ -151,6 +153,8 @@ def _launch(
         launched, results = in_process.launch(request, jobs)
         ends = zip(jobs, launched.returns, results, strict=True)
         return _Ended(list(ends), launched.interrupted)
+    if "data" in plan.mode.reads:
+        _learn_tokens([*jobs, *(plan.source.stand_ins if plan.source is not None else ())])
     launcher, interrupted = request.launcher.load(plan.folder), False
     came: list[SweepJob] = []
     if isinstance(launcher, JobLauncher):
@@ -172,6 +176,19 @@ def _launch(
     jobs = [*jobs, *came]
     results = [read_result(job.folder, plan.mode.result_file) for job in jobs]
     return _Ended(list(zip(jobs, returns, results, strict=True)), interrupted)
+
+
+def _learn_tokens(jobs: Sequence[SweepJob]) -> None:
+    """Learn the tokens of jobs here, which shows how far it is, and before a job takes a place.
+
+    Raises:
+        UserError: they cannot be learned from the text, or not be kept.
+    """
+    for config in {repr(job.config.data): job.config for job in jobs}.values():
+        if isinstance(config.data, DataConfig) and config.data.tokenizer == BPE:
+            from elman.data.text import open_text
+
+            open_text(config.data, config.train.chunk_size, partial(print, flush=True)).close()
 
 
 def _more_of(source: JobSource | None, record: Record, came: list[SweepJob]) -> More:

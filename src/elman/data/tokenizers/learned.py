@@ -17,12 +17,13 @@ from typing import Any
 
 from elman.base import process_exit
 from elman.base.beside import beside
-from elman.base.cache import CACHE_VARIABLE, cached, make_cache_folder, whole_cache_file
+from elman.base.cache import CACHE_VARIABLE, cached, make_cache_folder, put_file
 from elman.base.errors import UserError
 from elman.base.file_lock import FileLock
 from elman.base.live_line import LiveLine
 from elman.base.run_files import TOKENIZER
 from elman.base.units import duration, size_text
+from elman.base.whole_file import give_room_back, keep_room
 from elman.data.files import ByteSource
 from elman.data.tokenizers.hugging_face import (
     byte_characters,
@@ -44,6 +45,8 @@ _BLOCK = 2**20
 # text ends between two words, where any pattern would cut, and within a word that has no end.
 _TEXT_CHARACTERS = 2**13
 _TEXT_END = re.compile(r"(?<=\n)(?=[^\S\r\n]*\S)|(?<=\S)(?= )")
+# A token and the pair that it joins: 20 to 50 bytes, by the length of words.
+_FILE_BYTES = 64
 _WAIT_SECONDS = 0.5
 _SHOW_SECONDS = 0.2
 
@@ -82,14 +85,19 @@ def learned_tokenizer(
             try:
                 _wait_for(lock, announce)
                 if not _is_whole(path):
-                    _learn(package, path, source, train_bytes, vocab_size, announce)
+                    keep_room(path, _FILE_BYTES * vocab_size)  # a full disk shows before the work
+                    try:
+                        made = _learn(package, path, source, train_bytes, vocab_size, announce)
+                    finally:
+                        give_room_back(path)
+                    put_file(path, made)
             finally:
                 lock.drop()
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{where}: cannot keep it ({error.strerror}: {error.filename or path}); set "
-            f"{CACHE_VARIABLE} to a folder that can be written"
+            f"{CACHE_VARIABLE} to a folder that can be written and has space"
         ) from None
     name = token_name({"tokenizer": BPE, "vocab_size": vocab_size})
     return tokenizer_of_json(text, name, where)
@@ -132,7 +140,8 @@ def _learn(
     train_bytes: int,
     vocab_size: int,
     announce: Callable[[str], None],
-) -> None:
+) -> str:
+    """Return the text of the file that the cache will have at ``path``."""
     read = min(train_bytes, LEARNED_BYTES)
     announce(
         f"learning {vocab_size:,} tokens from {size_text(read)} of {source.label}, once -> {path}"
@@ -159,9 +168,7 @@ def _learn(
             f"data.vocab_size={vocab_size}: {source.label} has only {found:,} tokens to learn; "
             f"set data.vocab_size={found} or less, or name more text"
         )
-    tree = _with_bytes_first(json.loads(tokenizer.to_str()))
-    with whole_cache_file(path) as scratch:
-        scratch.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
+    return json.dumps(_with_bytes_first(json.loads(tokenizer.to_str())), ensure_ascii=False)
 
 
 class _Texts:
