@@ -114,8 +114,26 @@ def test_without_bits_per_byte_nothing_decides_between_different_tokens(runs) ->
 def test_an_audit_says_what_the_tokens_are_and_what_a_size_is_without_them(runs) -> None:
     rows = tuple(Row("e1", (one,), label=one.name) for one in runs)
     subject = Subject((), rows, (), Tasks(), None)
-    assert tokens(subject).detail == "bytes (bytes); bpe of 300, 3.9 bytes each (bpe)"
+    assert tokens(subject).detail == "bytes (bytes); bpe of 300 (abababab), 3.9 bytes each (bpe)"
     assert tokens(subject).state == "not equal"
     sizes = "1,000 (bytes) to 1,088 (bpe), 8.8% apart; without the tokens' embedding 488"
     assert params(subject).detail == sizes
     assert "chunk 1 tokens" in order(subject).detail
+
+
+def test_an_audit_tells_tokens_of_one_name_and_size_apart_by_their_hash(tmp_path) -> None:
+    file = TOKENIZER | {"name": "tokenizer.json"}
+    kinds = {"first": TOKENIZER, "same": file, "other": file | {"sha256": "cd" * 32}}
+    found = {name: run(tmp_path / name, kind) for name, kind in kinds.items()}
+
+    def audited(*names: str) -> tuple[str, str]:
+        rows = tuple(Row("e1", (found[name],), label=name) for name in names)
+        finding = tokens(Subject((), rows, (), Tasks(), None))
+        return finding.state, finding.detail
+
+    assert audited("first", "same") == ("held equal", "bpe of 300 (abababab), 3.9 bytes each")
+    assert audited("same", "other") == (
+        "not equal",
+        "tokenizer.json of 300 (abababab), 3.9 bytes each (same); "
+        "tokenizer.json of 300 (cdcdcdcd), 3.9 bytes each (other)",
+    )

@@ -40,6 +40,8 @@ DAMAGED = "damaged"
 WAITS = (NOT_STARTED, UNFINISHED)
 """The states of a job of a running sweep that is to come."""
 NOT_ENDED = (RUNNING, *WAITS)
+_SHOWN_HASH = 8
+"""Digits of the hash of a tokenizer: many files are called tokenizer.json."""
 UNREADABLE = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
 _CHANGED = "changed after the run wrote it (it has another sha256)"
 CHANGED_RESULT = (
@@ -127,7 +129,8 @@ class Run:
             return BYTES
         name, size = str(tokenizer.get("name")), f"{tokenizer.get('vocab_size'):,}"
         named = name if size in name else f"{name} of {size}"
-        return f"{named}, {tokenizer.get('bytes_per_token')} bytes each"
+        each = f"{tokenizer.get('bytes_per_token')} bytes each"
+        return f"{named} ({self.tokens[:_SHOWN_HASH]}), {each}"
 
     @property
     def is_compared(self) -> bool:
