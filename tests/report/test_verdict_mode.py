@@ -178,6 +178,25 @@ def test_a_trial_of_a_tuned_sweep_is_not_compared(
     assert (record["verdict"], record["seeds"]) == ("better", [3, 3])
 
 
+def test_an_arm_of_a_tuned_sweep_is_named_without_its_rate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for depth, score in ((1, 1.2), (2, 1.1)):
+        told_of_arm = {"arm": f"e1 model.depth={depth}", "phase": "best"}
+        tuning = told_of_arm | {"values": {"optim.lr": depth / 1000}}
+        for seed in (1, 2, 3):
+            overrides = (f"model.depth={depth}", f"optim.lr={depth / 1000}", f"train.seed={seed}")
+            loss = {"loss": score + 0.01 * depth * seed}
+            sweep.job("model=e1", *overrides, tuning=tuning, result=loss)
+    rows = ("verdict.a='e1 model.depth=2'", "verdict.b='e1 model.depth=1'")
+    record = told(capfd, *rows, f"verdict.dir={sweep.folder}")
+    assert (record["verdict"], record["seeds"]) == ("better", [3, 3])
+    assert record["a"] == "e1 model.depth=2 optim.lr=0.002"
+    line = refused(capfd, "verdict.a=e1", rows[1], f"verdict.dir={sweep.folder}")
+    assert "verdict.a=e1: 2 rows; name one, as in e1 model.depth=1 optim.lr=0.001" in line
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -235,11 +235,13 @@ def _chosen(rows: Sequence[Row], against: str | int) -> Row:
 
 
 def rows_called(rows: Sequence[Row], against: str | int) -> list[Row]:
-    """Return the rows of that label; if there is none, of that model; or with that job."""
+    """Return the rows of that label; if there is none, of that arm or model; or with that job."""
     if isinstance(against, int):
         return [row for row in rows if any(run.job == against for run in row.runs)]
     by_label = [row for row in rows if row.label == against]
-    return by_label or [row for row in rows if row.model == against]
+    arms = [one.tuning and one.tuning.arm for one in (row.runs[0] for row in rows)]
+    by_arm = [row for row, arm in zip(rows, arms, strict=True) if arm == against]
+    return by_label or by_arm or [row for row in rows if row.model == against]
 
 
 def _left_out(reference: Row, rows: Sequence[Row], members: Sequence[Row]) -> list[str]:
