@@ -109,6 +109,16 @@ def test_a_recorded_job_runs_alone_and_takes_no_other_setting(
     assert (ended.status, ended.errors) == (0, "")
     assert "ran train mine 4 " in ended.output
     assert yaml.safe_load((last / "config.yaml").read_text())["train"]["steps"] == 4
-    again = elman(f"sweep.job={last}")
-    assert again.status == 2
-    assert f"continue that run with train.resume={last}" in again.errors
+    (last / "result.json").write_text('{"status": "ok"}')
+    done = elman(f"sweep.job={last}")
+    (last / "result.json").unlink()
+    begun = elman(f"sweep.job={last}")
+    assert (done.status, begun.status) == (2, 2)
+    which = f"elman: error: sweep.job={last}: job 2 of {sweep} has"
+    assert done.errors == (
+        f"{which} run before (ok); its result is {last}/result.json; to run it anew in another "
+        "folder, type elman model=mine train.steps=4\n"
+    )
+    assert begun.errors == (
+        f"{which} begun before (unfinished); to go on with it, type elman train.resume={last}\n"
+    )

@@ -19,12 +19,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from elman.base import run_files
 from elman.base.errors import UserError
-from elman.base.quoting import quoted
+from elman.base.exit_status import RunStatus
+from elman.base.quoting import pasteable, quoted, shell_line
+from elman.base.rank_place import rank_place
 from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
-from elman.config.run_config import RunConfig, flatten
+from elman.config.run_config import MODES, RunConfig, flatten
 from elman.config.validate import validate
 from elman.runs.folder import run_name
+from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, state
 
 KEY = "sweep.job"
 """The setting by which a job's process is told to run a job as its sweep recorded it."""
@@ -92,7 +95,8 @@ def take_recorded(tree: DictConfig) -> None:
     It is then as if the job's overrides and its folder had been typed.
 
     Raises:
-        UserError: no sweep has recorded such a job, or the command sets something for it.
+        UserError: no sweep has recorded such a job, it has begun before, or the command sets
+            something for it.
     """
     named = OmegaConf.select(tree, KEY)
     if named is None:
@@ -107,6 +111,8 @@ def take_recorded(tree: DictConfig) -> None:
             f"{KEY}={folder}: no sweep has recorded such a job; name a folder that is in "
             f"{run_files.SWEEP_JOBS} of the sweep's folder"
         )
+    if rank_place().leads:
+        _refuse_begun(folder, job)
     put_config(tree, job.config)
     with read_write(tree), open_dict(tree), read_write(tree.hydra), open_dict(tree.hydra):
         tree.sweep.job = None
@@ -115,6 +121,32 @@ def take_recorded(tree: DictConfig) -> None:
         tree.hydra.runtime.choices.model = job.config.model.name
         with read_write(tree.hydra.run):
             tree.hydra.run.dir = str(folder)
+
+
+def _refuse_begun(folder: Path, job: RecordedJob) -> None:
+    """Raise UserError if a job has a result, or another command goes on with it.
+
+    A killed job of a mode without checkpoints begins anew in its folder.
+    """
+    mode = MODES[job.config.mode]
+    found = state(folder, mode.result_file)
+    trains = mode.result_file == run_files.RESULT
+    if found == NOT_STARTED or (found == UNFINISHED and not trains):
+        return
+    number = folder.name.partition("_")[0].lstrip("0")
+    if found == RUNNING:
+        rest = "is running; wait for its end"
+    elif found == RunStatus.OK or not trains:
+        rest = (
+            f"has run before ({found}); its result is {folder / mode.result_file}; to run it anew "
+            f"in another folder, type {shell_line(['elman', *job.overrides])}"
+        )
+    else:
+        rest = (
+            f"has begun before ({found}); to go on with it, type elman "
+            f"{pasteable('train.resume', str(folder))}"
+        )
+    raise UserError(f"{KEY}={folder}: job {number} of {folder.parent} {rest}")
 
 
 def put_config(tree: DictConfig, config: RunConfig) -> None:
