@@ -418,6 +418,29 @@ def test_a_shape_that_the_command_sets_for_every_model_is_no_other_architecture(
     assert audit(sweep.folder).state("architecture") == State.EQUAL
 
 
+def test_layers_that_are_typed_differently_are_the_same_setting(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    rates = ("0.001", "0.002", "0.003")
+    ways = ("[e1,e88]", "[{cell:e88,at:[1,3]}]", "[e1,e88,e1,e88]")
+    for rate, way in zip(rates, ways, strict=True):
+        sweep.job("model=e1", "model.depth=4", f"model.layers={way}", f"optim.lr={rate}")
+        sweep.job("model=e42", f"optim.lr={rate}")
+    assert audit(sweep.folder).state("space") == State.EQUAL
+    sweep.job("model=e1", "model.depth=4", "model.layers=[e88,e1]", "optim.lr=0.001")
+    assert audit(sweep.folder).state("space") == State.UNEQUAL
+
+
+@pytest.mark.parametrize(("places", "state"), [("3,7", State.EQUAL), ("2,6", State.UNEQUAL)])
+def test_the_layers_of_a_models_file_may_be_typed_differently(
+    tmp_path: Path, places: str, state: State
+) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    entry = f"[{{cell:e88,linear_state:false,at:[{places}]}}]"
+    sweep.job("model=e88_h8n16_tanh_4th_128x8", f"model.layers={entry}")
+    sweep.job("model=e42")
+    assert audit(sweep.folder).state("architecture") == state
+
+
 def test_a_shape_that_was_tuned_is_no_other_architecture(sweep: FakeSweep) -> None:
     arm(sweep, ONE, "model.depth=3", more_values={"shape": "depth=3 dim=1536"})
     arm(sweep, OTHER, more_values={"shape": "depth=20 dim=1536"})

@@ -81,6 +81,14 @@ def _layer_by_layer(model: Mapping[str, Any]) -> list[Any]:
     return [parts[place] for place in checked.order()]
 
 
+def same_layers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sections ``model`` have the same layers, however these were typed."""
+    layers = one.get("layers"), other.get("layers")
+    if None in layers or layers[0] == layers[1]:
+        return layers[0] == layers[1]
+    return validate_model(one).stack() == validate_model(other).stack()
+
+
 def measured(run: Run) -> str:
     """Return what differs between runs of one experiment that were run in different ways."""
     result = run.result

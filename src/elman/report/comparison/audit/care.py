@@ -19,7 +19,7 @@ from elman.report.comparison.audit.finding import (
     unequal,
     unknown,
 )
-from elman.report.comparison.conditions import settings
+from elman.report.comparison.conditions import same_layers, settings
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run, task_of
 from elman.sections.budget import limits_text
@@ -40,6 +40,9 @@ def _tried(group: Group) -> dict[str, dict[str, set[str]]]:
         every = [settings(row.counted[0]) for row in rows]
         keys = {key for one in every for key in one if key.split(".")[0] in _CARE} - _NOT_TUNED
         values = {key: {one.get(key, "-") for one in every} for key in keys}
+        models = [row.counted[0].section("model") for row in rows]
+        if "model.layers" in values and all(same_layers(models[0], one) for one in models):
+            del values["model.layers"]
         varied[model] = {key: several for key, several in values.items() if len(several) > 1}
     return varied
 

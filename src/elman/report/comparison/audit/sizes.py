@@ -20,7 +20,7 @@ from elman.report.comparison.audit.finding import (
     values,
 )
 from elman.report.comparison.audit.settings import TOKENS
-from elman.report.comparison.conditions import budget_kinds
+from elman.report.comparison.conditions import budget_kinds, same_layers
 from elman.report.comparison.deciding import KIND_OF, NEAR, Axis, different_tokens, ends
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
@@ -152,6 +152,8 @@ def architecture(subject: Subject) -> Finding | None:
                 continue
             own = file.settings()
             free = {*alike, *map(_option, group.crossed), *_chosen(row)}
+            if same_layers(shape, {"name": row.model, **own}):
+                free.add("layers")
             keys = [
                 key
                 for key in own
