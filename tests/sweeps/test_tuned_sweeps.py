@@ -201,6 +201,7 @@ REFUSED = {
     "tune.seed=2": "tune.seed=2: train.seed has it too",
     "tune.score=accuracy": "tune.score=accuracy: text has no answers",
     "tune.steps=51": "tune.steps=51: longer than a whole run, which has train.steps=50",
+    "tune.bytes=9": "tune.bytes: not read together with tune.steps; drop one of them",
     "tune.sampler=cma_es": "tune.sampler=cma_es: searches two ranges or more",
     "tune.space.optim.lr.high=1e-4": "a space with one point",
     "mode=bench": "tune: read only with mode=train, not with mode=bench",
@@ -269,6 +270,20 @@ def test_a_trial_that_ends_inside_its_warm_up_is_noted(elman: Callable[..., Ende
     note = "note: a trial of e1 ends inside its warm-up of 100 steps"
     assert note in elman(*command).output
     assert note not in elman(*command, "optim.warmup_share=0.1").output
+
+
+def test_trials_of_different_tokens_may_have_equal_bytes(elman: Callable[..., Ended]) -> None:
+    whole = ["train.bytes=123456789", "sweep.dry_run=true", "data.tokenizer=bytes,bpe:512"]
+    command = ["-m", "model=e1", "tune=rates", *whole]
+    note = "note: in 50 steps, trials of different data.tokenizer learn from different numbers of"
+    assert note in elman(*command, "tune.steps=50").output
+    said = elman(*command, "tune.bytes=12345678").output
+    assert "trials: 2 x 8 of 12,345,678 bytes" in said
+    assert "note: in" not in said
+    (line,) = [line for line in said.splitlines() if "data.tokenizer=bpe:512 " in line][-1:]
+    assert "train.bytes=12345678 " in line
+    longer = elman(*command, "tune.bytes=123456790")
+    assert "type tune.bytes=123456789 or less" in longer.errors
 
 
 def test_the_plan_says_that_muons_other_rate_is_not_tuned(elman: Callable[..., Ended]) -> None:

@@ -237,6 +237,11 @@ def limiting_kinds(train: Mapping[str, float | None]) -> list[BudgetKind]:
     return [kind for kind in kinds if kind.key in known]
 
 
+def typed_limit(limit: float | None) -> str:
+    """Return a limit as people type it: ``5`` for 5.0 minutes, ``null`` for none."""
+    return "null" if limit is None else f"{limit:g}" if isinstance(limit, float) else f"{limit}"
+
+
 def limits_text(train: Mapping[str, float | None]) -> str:
     """Return what limits a run in words, as ``40 steps or 10 min``; arguments as :func:`limits`."""
     known = limits(train)

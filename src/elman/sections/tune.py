@@ -136,7 +136,9 @@ class TuneConfig(Section):
         shape: Shapes of one size, in addition to ``space``; null keeps each model's own.
         trials: Trials of each arm, its published setting included.
         minutes: Budget of one trial in minutes of training.
-        steps: Budget of one trial in optimizer steps. With neither, trials have the full budget.
+        steps: Budget of one trial in optimizer steps.
+        bytes: Budget of one trial in bytes to learn from, as ``train.bytes``. With none of these,
+            trials have the full budget.
         sampler: What chooses points after the first ones.
         quasi_random: Trials before the sampler starts: the published setting, then points that
             fill the space evenly and are the same for every arm.
@@ -158,6 +160,7 @@ class TuneConfig(Section):
     trials: Annotated[int, rounded, Field(ge=2)] = 8
     minutes: Annotated[float, Field(gt=0)] | None = None
     steps: Count | None = None
+    bytes: Count | None = None
     sampler: Sampler = "tpe"
     quasi_random: Count = 4
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 0
@@ -178,8 +181,10 @@ class TuneConfig(Section):
             raise UserError("tune.space: names no setting; type tune=rates, or fill it")
         for key, leaf in leaves.items():
             leaf.refuse(key)
-        if self.minutes is not None and self.steps is not None:
-            raise UserError("tune.steps: not read together with tune.minutes; drop one of them")
+        if len(own := [*self.trial_limits]) > 1:
+            raise UserError(
+                f"tune.{own[1]}: not read together with tune.{own[0]}; drop one of them"
+            )
         if self.trials < self.quasi_random and self.sampler not in ("grid", "quasi_random"):
             raise UserError(
                 f"tune.trials={self.trials}: fewer than tune.quasi_random={self.quasi_random}, so "
@@ -211,11 +216,16 @@ class TuneConfig(Section):
         """Whether a lower score is better, or a higher one."""
         return "maximize" if self.score == "accuracy" else "minimize"
 
+    @property
+    def trial_limits(self) -> dict[str, float]:
+        """What limits a trial, by key; empty if it has the full budget."""
+        own = {"minutes": self.minutes, "steps": self.steps, "bytes": self.bytes}
+        return {key: limit for key, limit in own.items() if limit is not None}
+
     def budget_of_trial(self, full: Budgets) -> dict[str, float | None]:
         """Return every key of a trial's budget; the full budget if none is set for trials."""
-        if self.minutes is None and self.steps is None:
+        if not (own := self.trial_limits):
             return {kind.key: getattr(full, kind.key) for kind in KINDS}
-        own = {"minutes": self.minutes, "steps": self.steps}
         return {kind.key: own.get(kind.key) for kind in KINDS}
 
 

@@ -23,6 +23,7 @@ from elman.launchers.places import count_places
 from elman.runs.folder import run_name
 from elman.runs.recorded_job import RecordedJob, record_jobs, recorded_jobs
 from elman.runs.state import NOT_STARTED, read_run_result
+from elman.sections.budget import typed_limit
 from elman.sections.launching import LauncherConfig
 from elman.sections.tune import Value
 from elman.sweeps.composing import JobComposer
@@ -263,10 +264,10 @@ class TunedSource:
 
     def _trial_budget(self, jobs: ArmJobs) -> list[str]:
         config = self._tuned.config
-        if config.minutes is None and config.steps is None:
+        if not config.trial_limits:
             return []
         budget = config.budget_of_trial(jobs.whole.train)
-        return [f"train.{k}={'null' if v is None else f'{v:g}'}" for k, v in budget.items()]
+        return [f"train.{key}={typed_limit(limit)}" for key, limit in budget.items()]
 
     def _whole_job(self, run: WholeRun, number: int) -> SweepJob:
         """Return a whole run, without its folder."""

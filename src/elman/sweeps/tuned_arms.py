@@ -11,7 +11,7 @@ from elman.base.quoting import as_override
 from elman.config.keys import key_of, merged
 from elman.config.run_config import RunConfig, flatten, size_keys
 from elman.launchers.job import SweepJob
-from elman.sections.budget import BUDGETS
+from elman.sections.budget import BUDGETS, typed_limit
 from elman.sections.tasks import TaskConfig
 from elman.sections.tune import SHAPE, LadderConfig, Leaf, TuneConfig, Value
 from elman.sweeps.composing import JobComposer
@@ -209,11 +209,12 @@ def _refuse_unscored(config: TuneConfig, whole: RunConfig) -> None:
 def _refuse_longer(config: TuneConfig, whole: RunConfig) -> None:
     """Raise UserError if a trial would last longer than a whole run."""
     full = whole.train.limits
-    for key, own in (("minutes", config.minutes), ("steps", config.steps)):
-        if own is not None and key in full and own > full[key]:
+    for key, own in config.trial_limits.items():
+        if key in full and own > full[key]:
+            most = typed_limit(full[key])
             raise UserError(
-                f"tune.{key}={own:g}: longer than a whole run, which has train.{key}="
-                f"{full[key]:g}; type tune.{key}={full[key]:g} or less"
+                f"tune.{key}={typed_limit(own)}: longer than a whole run, which has train.{key}="
+                f"{most}; type tune.{key}={most} or less"
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from elman.base.units import duration
 from elman.sections.budget import limits_text
 from elman.sections.optim import MuonConfig
+from elman.sections.training import DataConfig
 from elman.sections.tune import TuneConfig
 from elman.sweeps.tuned_arms import ArmJobs
 from elman.tuning.schedule import most_runs
@@ -29,7 +30,8 @@ def cost_lines(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> list[str]:
         + (f", and at most {growths} more if a best value is at the edge" if growths else ""),
         f"then whole runs: {whole} at most, of {_budgets(arms)}",
     ]
-    notes = [*_warm_ups(arms, config), *_rates_of_matrices(arms, config)]
+    notes = [*_warm_ups(arms, config), *_unequal_bytes(arms, config)]
+    notes += _rates_of_matrices(arms, config)
     return [*lines, *_time(arms, tuned, places), *notes]
 
 
@@ -38,8 +40,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _trial_budget(arms: Sequence[ArmJobs], config: TuneConfig) -> str:
-    own = {"minutes": config.minutes, "steps": config.steps}
-    return limits_text(own) if any(own.values()) else _budgets(arms)
+    return limits_text(own) if (own := config.trial_limits) else _budgets(arms)
 
 
 def _budgets(arms: Sequence[ArmJobs]) -> str:
@@ -63,15 +64,27 @@ def _time(arms: Sequence[ArmJobs], tuned: Tuned, places: int) -> Iterator[str]:
 def _warm_ups(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
     """Yield a note if a trial ends before its rate has risen to the one that is tried."""
     for arm in arms:
-        steps = arm.trial.train.limits.get("steps") if config.steps is None else config.steps
+        steps = (config.trial_limits or arm.trial.train.limits).get("steps")
         warm_up = getattr(arm.trial.optim, "warmup_steps", 0)
-        if getattr(arm.trial.optim, "warmup_share", None) is not None or config.minutes is not None:
+        if getattr(arm.trial.optim, "warmup_share", None) is not None:
             continue
         if steps is not None and steps <= warm_up:
             yield (
                 f"note: a trial of {arm.arm.label} ends inside its warm-up of {warm_up} steps, so "
                 "it never has the rate that is tried; type optim.warmup_share=0.1"
             )
+
+
+def _unequal_bytes(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
+    """Yield a note if as many steps are unequal bytes, because arms have different tokens."""
+    data = [arm.trial.data for arm in arms]
+    tokens = {(one.tokenizer, one.vocab_size) for one in data if isinstance(one, DataConfig)}
+    if config.steps is not None and len(tokens) > 1:
+        yield (
+            f"note: in {config.steps} steps, trials of different data.tokenizer learn from "
+            "different numbers of bytes; for equal ones type tune.bytes=<number> in place of "
+            "tune.steps"
+        )
 
 
 def _rates_of_matrices(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[str]:
@@ -94,7 +107,7 @@ def _rates_of_matrices(arms: Sequence[ArmJobs], config: TuneConfig) -> Iterator[
 def minutes_of(arms: Sequence[ArmJobs], config: TuneConfig) -> tuple[float, float] | None:
     """Return the minutes of a trial and of a whole run; None if something else limits them."""
     full = [arm.whole.train.budget_minutes for arm in arms]
-    if not all(one is not None for one in full) or config.steps is not None:
+    if not all(one is not None for one in full) or config.trial_limits.keys() - {"minutes"}:
         return None
     most = max(one for one in full if one is not None)
     return (most if config.minutes is None else config.minutes), most

@@ -241,6 +241,8 @@ def care_line(sweep: TunedSweep) -> str:
         each = f"{config.minutes:g} minutes"
     elif config.steps is not None:
         each = f"{config.steps:,} steps"
+    elif config.bytes is not None:
+        each = f"{config.bytes:,} bytes"
     ends = [f"{key} {low:g} to {high:g}" for key, (low, high) in tuned.bounds.items()]
     grown = len(tuned.ranges) - 1
     growth = f", which grew {grown} time{'' if grown == 1 else 's'} for all" if grown > 0 else ""
