@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,14 +67,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
     received.clear()
-    if (left := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
-        warnings.warn(
-            f"a test before {item.nodeid} left a handler of SIGINT: {left!r}", stacklevel=1
-        )
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = os.environ.get("CI") != "true" and item.get_closest_marker("compiler")
     if wanted and (problem := compiler_problem()):
         pytest.skip(problem)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Fail a test that leaves a handler of SIGINT: the next Ctrl-C would end these tests."""
+    yield
+    if (handler := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail(f"this test leaves a handler of SIGINT: {handler!r}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

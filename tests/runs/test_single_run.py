@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elman.base import process_exit
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.runs import prepare
@@ -221,5 +222,9 @@ def test_main_takes_the_arguments_of_the_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["elman", "--version"])
+    # Otherwise Ctrl-C would end this process, which goes on, as one that exits.
+    statuses: list[int] = []
+    monkeypatch.setattr(process_exit, "exit_with", lambda status: statuses.append(status) or status)
     assert main() == 0
+    assert statuses == [0]
     assert capsys.readouterr().out.startswith("elman 0.")
