@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from elman.report.comparison.rows import COLUMNS
+from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.write import CSV_COLUMNS
 
 TOOLS = Path(__file__).parents[2] / "tools" / "docs"

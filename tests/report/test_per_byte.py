@@ -14,9 +14,10 @@ from elman.evaluation.result import DataRead, RunResult
 from elman.report.comparison.audit.finding import Subject
 from elman.report.comparison.audit.settings import order, tokens
 from elman.report.comparison.audit.sizes import params
+from elman.report.comparison.columns import shown_columns, step_us
 from elman.report.comparison.deciding import LOSS, SPEED, VAL_BPB, deciding, deciding_for_all
 from elman.report.comparison.per_byte import bytes_per_token
-from elman.report.comparison.rows import Row, shown_columns, step_us
+from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run, read_run
 from elman.report.comparison.tasks import Tasks
 from elman.report.comparison.wins import who_wins

@@ -9,7 +9,7 @@ from elman.config.catalog import listed_models
 from elman.config.compose import compose_config
 from elman.config.suites import load_suite
 from elman.published import PublishedResult, published
-from elman.report.comparison.rows import published_words
+from elman.report.comparison.published_figures import published_words
 from elman.report.tables.models import figure_numbers
 from elman.report.tables.suites import print_suite
 

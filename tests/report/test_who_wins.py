@@ -17,8 +17,9 @@ from rich.console import Console
 from elman.cli.main import main
 from elman.report.comparison.deciding import LOSS, MEMORY, SPEED, VAL_BPB
 from elman.report.comparison.page import page_text
+from elman.report.comparison.published_figures import beside
 from elman.report.comparison.report_data import Report, make_report
-from elman.report.comparison.rows import Row, beside
+from elman.report.comparison.rows import Row
 from elman.report.comparison.wins import Wins, who_wins
 from elman.report.comparison.wins_text import METHOD, print_wins, sentence, verdict, wins_markdown
 from elman.report.comparison.write import csv_text, markdown_text

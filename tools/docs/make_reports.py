@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.evaluation.result import DEFINITIONS
+from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.components_text import METHOD as COMPONENT_METHOD
 from elman.report.comparison.plots import (
     BANDS,
@@ -17,7 +18,7 @@ from elman.report.comparison.plots import (
     THINNING,
 )
 from elman.report.comparison.progress import ESTIMATE
-from elman.report.comparison.rows import COLUMNS, WARNING
+from elman.report.comparison.published_figures import WARNING
 from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.tuned_plots import ABOUT as ABOUT_TRIALS
 from elman.report.comparison.tuned_plots import (

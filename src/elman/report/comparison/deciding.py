@@ -9,10 +9,10 @@ import numpy as np
 
 from elman.evaluation.metrics import LOSS_WINDOW
 from elman.evaluation.result import RunResult
+from elman.report.comparison.columns import LOSS as LOSS_COLUMN
+from elman.report.comparison.columns import VAL_BPB as VAL_BPB_COLUMN
 from elman.report.comparison.conditions import budget_kinds
-from elman.report.comparison.rows import LOSS as LOSS_COLUMN
 from elman.report.comparison.rows import NONE, Row
-from elman.report.comparison.rows import VAL_BPB as VAL_BPB_COLUMN
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread, spread
 from elman.report.metrics_file import Floats

@@ -39,6 +39,17 @@ from elman.report.comparison.blocks import (
     printable,
     table,
 )
+from elman.report.comparison.columns import (
+    BPB,
+    LOSS,
+    MEMORY,
+    MINUTES,
+    SPEED_HEAD,
+    STEPS,
+    TOK_S,
+    VAL_BPB,
+    speed_head,
+)
 from elman.report.comparison.components_text import TITLE as COMPONENTS_TITLE
 from elman.report.comparison.components_text import component_parts
 from elman.report.comparison.conditions import data_names, run_marks
@@ -50,22 +61,9 @@ from elman.report.comparison.ladder_text import ladder_parts
 from elman.report.comparison.notes import Failures, ending, failures_of, rate_notes, run_notes
 from elman.report.comparison.plots import GRID, PagePictures, page_pictures
 from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, progress_of
+from elman.report.comparison.published_figures import WARNING, published_words
 from elman.report.comparison.report_data import Report
-from elman.report.comparison.rows import (
-    BPB,
-    LOSS,
-    MEMORY,
-    MINUTES,
-    NONE,
-    SPEED_HEAD,
-    STEPS,
-    TOK_S,
-    VAL_BPB,
-    WARNING,
-    Row,
-    published_words,
-    speed_head,
-)
+from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
 from elman.report.comparison.tuned_text import TITLE as TUNING_TITLE

@@ -9,20 +9,19 @@ from elman.base.errors import UserError
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.whole_file import put_bytes
 from elman.report.comparison.blocks import Head, Latex, Line, Table, latex, latex_table
-from elman.report.comparison.ink import CREATOR, Drawing, figure_bytes
-from elman.report.comparison.plots import GRID, page_pictures
-from elman.report.comparison.report_data import Report
-from elman.report.comparison.rows import (
+from elman.report.comparison.columns import (
     COLUMNS,
     LOSS,
     MEMORY,
-    NONE,
     TOK_S,
     VAL_BPB,
     Measure,
-    Row,
     speed_head,
 )
+from elman.report.comparison.ink import CREATOR, Drawing, figure_bytes
+from elman.report.comparison.plots import GRID, page_pictures
+from elman.report.comparison.report_data import Report
+from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.tasks import METHOD, TITLE
 
 NEEDS = (r"\usepackage[T1]{fontenc}", r"\usepackage{array,graphicx,longtable}")

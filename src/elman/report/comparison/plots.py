@@ -11,6 +11,7 @@ import numpy as np
 from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.blocks import Table, table
+from elman.report.comparison.columns import LOSS, TOK_S, VAL_BPB, speed_head
 from elman.report.comparison.component_plots import component_plots
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.deciding import (
@@ -35,7 +36,7 @@ from elman.report.comparison.pictures import (
     axis,
 )
 from elman.report.comparison.report_data import Report
-from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row, speed_head
+from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.swept import swept_plots

@@ -11,21 +11,14 @@ from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
 from elman.report.comparison.audit.audit import Audit, audit_of
 from elman.report.comparison.audit.finding import Subject
+from elman.report.comparison.columns import Column, shown_columns
 from elman.report.comparison.components import Components, components_of
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
 from elman.report.comparison.ladder import BY_SIZE, Ladder, ladder_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
-from elman.report.comparison.rows import (
-    NONE,
-    Beside,
-    Column,
-    Row,
-    beside,
-    make_rows,
-    published_only,
-    shown_columns,
-)
+from elman.report.comparison.published_figures import Beside, beside, published_only
+from elman.report.comparison.rows import NONE, Row, make_rows
 from elman.report.comparison.runs import Run, Source, load_sources
 from elman.report.comparison.tasks import Tasks, make_tasks, styled
 from elman.report.comparison.tuned import TunedSweep, tuned_sweep

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError, did_you_mean
 from elman.evaluation.result import RunResult
+from elman.report.comparison.columns import speed_head
 from elman.report.comparison.conditions import OF_SPEED, run_marks
 from elman.report.comparison.deciding import (
     AXES,
@@ -31,7 +32,7 @@ from elman.report.comparison.deciding import (
     spent,
     training_loss,
 )
-from elman.report.comparison.rows import Row, speed_head
+from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, Difference, difference, holm
 
 Values = Mapping[int | None, float]

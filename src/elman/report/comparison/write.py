@@ -26,6 +26,7 @@ from elman.report.comparison.blocks import (
     plain_markdown,
     table,
 )
+from elman.report.comparison.columns import MEASURES, STEP_DEFINITION, backend, step_us
 from elman.report.comparison.components_text import (
     COMPONENT_COLUMNS,
     component_json,
@@ -39,17 +40,9 @@ from elman.report.comparison.ladder_text import TITLE as LADDER
 from elman.report.comparison.ladder_text import ladder_json, ladder_parts
 from elman.report.comparison.notes import rate_notes
 from elman.report.comparison.page import PAGE_MARK, page_text
+from elman.report.comparison.published_figures import WARNING, published_words
 from elman.report.comparison.report_data import Report
-from elman.report.comparison.rows import (
-    MEASURES,
-    NONE,
-    STEP_DEFINITION,
-    WARNING,
-    Row,
-    backend,
-    published_words,
-    step_us,
-)
+from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
 from elman.report.comparison.tuned_text import TITLE as TUNING
