@@ -17,7 +17,7 @@ from elman.report.comparison.deciding import LOSS, VAL_BPB
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
 from elman.report.comparison.report_data import make_report
-from elman.report.comparison.runs import load_sources
+from elman.report.comparison.sources import load_sources
 from elman.report.tables.suites import bound
 from elman.runs.folder import RunLock
 from elman.sections.budget import KINDS, BudgetKind, Effort, used

@@ -13,7 +13,7 @@ from elman.launchers.job import SweepJob
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
 from elman.report.comparison.report_data import make_report
-from elman.report.comparison.runs import load_sources
+from elman.report.comparison.sources import load_sources
 from elman.runs.folder import RunLock
 from elman.sweeps import live_report as writer
 from elman.sweeps.live_report import live_report

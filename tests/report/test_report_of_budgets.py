@@ -13,7 +13,7 @@ from elman.report.comparison.deciding import LOSS
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
 from elman.report.comparison.report_data import make_report
-from elman.report.comparison.runs import load_sources
+from elman.report.comparison.sources import load_sources
 from elman.report.comparison.write import csv_text, markdown_text
 from elman.runs.folder import RunLock
 

@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 
 from elman.base.consoles import table_console
+from elman.report.comparison.axes import axis
 from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.page import page_text
-from elman.report.comparison.pictures import Curve, Point, axis
+from elman.report.comparison.pictures import Curve, Point
 from elman.report.comparison.plots import pareto_front, running_mean
 from elman.report.comparison.report_data import make_report
 from elman.report.comparison.terminal import print_report

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from elman.report.comparison.axes import Axis, axis_of_values
 from elman.report.comparison.frame import Frame
 from elman.report.comparison.page import page_text
-from elman.report.comparison.pictures import Axis, OverNumbers, axis_of_values
+from elman.report.comparison.pictures import OverNumbers
 from elman.report.comparison.plots import Plot, make_plots
 from elman.report.comparison.report_data import make_report
 

@@ -17,16 +17,8 @@ from elman.base.exit_status import RunStatus
 from elman.evaluation.fields import Described, described
 from elman.evaluation.records import KINDS
 from elman.evaluation.result import RunResult
-from elman.report.comparison.runs import (
-    DAMAGED,
-    TRIAL,
-    UNREADABLE,
-    Run,
-    Source,
-    is_run,
-    load_sources,
-    task_of,
-)
+from elman.report.comparison.runs import DAMAGED, TRIAL, Run, is_run, task_of
+from elman.report.comparison.sources import UNREADABLE, Source, load_sources
 from elman.report.comparison.tuned import tuning_of
 from elman.report.metrics_file import read_records
 from elman.sections.training import BYTES

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from elman.report.comparison.axes import Axis, axis
 from elman.report.comparison.components import Components, Effect, Gain
 from elman.report.comparison.components_text import ordered, table_of
 from elman.report.comparison.draw import Plot
-from elman.report.comparison.pictures import Axis, GainLine, GainMark, Gains, axis
+from elman.report.comparison.pictures import GainLine, GainMark, Gains
 from elman.report.comparison.tuned_text import unit_of
 
 CAPTION = (

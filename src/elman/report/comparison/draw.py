@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from elman.report.comparison.axes import Axis
 from elman.report.comparison.blocks import Table
 from elman.report.comparison.draw_components import gains
 from elman.report.comparison.draw_ladder import over_size
@@ -28,7 +29,6 @@ from elman.report.comparison.ink import (
     svg,
 )
 from elman.report.comparison.pictures import (
-    Axis,
     Bars,
     Curve,
     Dot,

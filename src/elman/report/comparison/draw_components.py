@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from elman.report.comparison.axes import Axis
 from elman.report.comparison.draw_tuned import dot_sign, with_entries
 from elman.report.comparison.frame import Frame, short
 from elman.report.comparison.ink import Circle, Drawing, Group, Path, Shape, Text
-from elman.report.comparison.pictures import Axis, GainMark, Gains
+from elman.report.comparison.pictures import GainMark, Gains
 
 _LINE, _LEFT, _LONGEST = 30, 190, 27
 # The two gains of a component stand so far above and below its line.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from elman.base.exit_status import RunStatus
+from elman.report.comparison.axes import Axis
 from elman.report.comparison.frame import LETTER, Frame, half_width, short
 from elman.report.comparison.ink import (
     COLORS,
@@ -17,15 +18,7 @@ from elman.report.comparison.ink import (
     Shape,
     Text,
 )
-from elman.report.comparison.pictures import (
-    ArmTrials,
-    Axis,
-    Bars,
-    OverSetting,
-    Parallel,
-    Strand,
-    Tried,
-)
+from elman.report.comparison.pictures import ArmTrials, Bars, OverSetting, Parallel, Strand, Tried
 
 ENDS = {
     RunStatus.NAN: "diverged (nan)",

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elman.report.comparison.axes import Axis
 from elman.report.comparison.ink import Drawing, Group, Path, Shape, Text
-from elman.report.comparison.pictures import Axis, Picture
+from elman.report.comparison.pictures import Picture
 
 # On a narrow screen the type is larger in the units of the picture, and this much is needed.
 LETTER, _BETWEEN = 8.8, 11

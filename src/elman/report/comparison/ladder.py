@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from elman.report.comparison.runs import BEST, Run, Source
+from elman.report.comparison.runs import BEST, Run
+from elman.report.comparison.sources import Source
 from elman.report.comparison.tuned import TunedSweep, confirmed_runs
 from elman.report.comparison.verdict import Arm as JudgedArm
 from elman.report.comparison.verdict import Verdict, judge

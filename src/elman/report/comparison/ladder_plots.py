@@ -7,16 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from elman.report.comparison.axes import axis, log_axis
 from elman.report.comparison.blocks import table
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.ladder import Family, Ladder, Step
-from elman.report.comparison.pictures import (
-    FamilyCurve,
-    Mark,
-    OverSize,
-    axis,
-    log_axis,
-)
+from elman.report.comparison.pictures import FamilyCurve, Mark, OverSize
 from elman.report.comparison.rows import Row
 from elman.tuning.ladder import MILLION
 from elman.tuning.power_law import Fit

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from elman.base.quoting import pasteable, shell_line
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import NOT_ENDED, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, Run
+from elman.report.comparison.sources import Source
 from elman.report.comparison.wins import Challenger, Group, Wins
 
 MORE_OF_ONE = 2

@@ -19,7 +19,8 @@ from elman.report.comparison.conditions import (
     warm_up_words,
 )
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import TRIAL, WAITS, Run, Source
+from elman.report.comparison.runs import TRIAL, WAITS, Run
+from elman.report.comparison.sources import Source
 from elman.runs.state import RUNNING
 from elman.sections.launching import SweepConfig
 

@@ -64,7 +64,8 @@ from elman.report.comparison.progress import ESTIMATE, JobProgress, Progress, pr
 from elman.report.comparison.published_figures import WARNING, published_words
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import NONE, Row
-from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, WAITS, Run
+from elman.report.comparison.sources import Source
 from elman.report.comparison.tasks import METHOD, PUBLISHED, TITLE, style_of_model
 from elman.report.comparison.tuned_text import TITLE as TUNING_TITLE
 from elman.report.comparison.tuned_text import tuning_parts

@@ -10,6 +10,7 @@ import numpy as np
 
 from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
+from elman.report.comparison.axes import Axis, axis
 from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.columns import LOSS, TOK_S, VAL_BPB, speed_head
 from elman.report.comparison.component_plots import component_plots
@@ -27,14 +28,7 @@ from elman.report.comparison.deciding import (
 from elman.report.comparison.draw import Plot, draw_tasks
 from elman.report.comparison.ink import Drawing
 from elman.report.comparison.ladder_plots import LadderPictures, ladder_pictures
-from elman.report.comparison.pictures import (
-    Axis,
-    Curve,
-    Lines,
-    Point,
-    Scatter,
-    axis,
-)
+from elman.report.comparison.pictures import Curve, Lines, Point, Scatter
 from elman.report.comparison.report_data import Report
 from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import Run

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from elman.base.exit_status import RunStatus
-from elman.report.comparison.runs import NOT_ENDED, WAITS, Run, Source
+from elman.report.comparison.runs import NOT_ENDED, WAITS, Run
+from elman.report.comparison.sources import Source
 from elman.runs.state import RUNNING
 from elman.sections.budget import BUDGETS, Effort, limits, used_share
 

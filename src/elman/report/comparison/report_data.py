@@ -19,7 +19,8 @@ from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_figures import Beside, beside, published_only
 from elman.report.comparison.rows import NONE, Row, make_rows
-from elman.report.comparison.runs import Run, Source, load_sources
+from elman.report.comparison.runs import Run
+from elman.report.comparison.sources import Source, load_sources
 from elman.report.comparison.tasks import Tasks, make_tasks, styled
 from elman.report.comparison.tuned import TunedSweep, tuned_sweep
 from elman.report.comparison.wins import Wins, who_wins

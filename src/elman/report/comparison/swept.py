@@ -9,20 +9,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from elman.base.exit_status import RunStatus
+from elman.report.comparison.axes import Axis, axis, axis_of_names, axis_of_values
 from elman.report.comparison.blocks import table
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height
 from elman.report.comparison.draw import Plot
-from elman.report.comparison.pictures import (
-    Axis,
-    Dot,
-    HeatMap,
-    OverNames,
-    OverNumbers,
-    axis,
-    axis_of_names,
-    axis_of_values,
-)
+from elman.report.comparison.pictures import Dot, HeatMap, OverNames, OverNumbers
 from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import NOT_ENDED
 

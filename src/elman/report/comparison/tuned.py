@@ -12,7 +12,8 @@ from elman.base.quoting import pasteable
 from elman.report.comparison.blocks import one_line
 from elman.report.comparison.conditions import conditions
 from elman.report.comparison.next_seeds import MORE_OF_ONE, add_seeds
-from elman.report.comparison.runs import BEST, COMMON, NOT_ENDED, Run, Source
+from elman.report.comparison.runs import BEST, COMMON, NOT_ENDED, Run
+from elman.report.comparison.sources import Source
 from elman.report.comparison.verdict import ONE_SEED, Arm, Verdict, judge
 from elman.tuning.choice import best
 from elman.tuning.edges import Side, edges

@@ -9,11 +9,18 @@ from itertools import count, pairwise
 from statistics import fmean
 
 from elman.base.exit_status import RunStatus
+from elman.report.comparison.axes import (
+    Axis,
+    axis,
+    axis_of_names,
+    axis_of_values,
+    log_axis,
+    on_log_axis,
+)
 from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.pictures import (
     ArmTrials,
-    Axis,
     Bar,
     Bars,
     OverSetting,
@@ -21,11 +28,6 @@ from elman.report.comparison.pictures import (
     Reach,
     Strand,
     Tried,
-    axis,
-    axis_of_names,
-    axis_of_values,
-    log_axis,
-    on_log_axis,
 )
 from elman.report.comparison.rows import NONE, Row
 from elman.report.comparison.runs import task_of

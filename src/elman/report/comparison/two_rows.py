@@ -14,7 +14,7 @@ from elman.config.catalog import Place
 from elman.report.comparison.conditions import conditions
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.rows import Row, make_rows
-from elman.report.comparison.runs import Source, load_sources
+from elman.report.comparison.sources import Source, load_sources
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
 from elman.report.comparison.tuned import why_unjudged
 from elman.report.comparison.wins import Comparison, Group, Wins, rows_called, who_wins

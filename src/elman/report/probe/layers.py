@@ -8,9 +8,10 @@ from statistics import fmean
 import numpy as np
 
 from elman.probe.result import DEFINITIONS, Change, LayerState, StatePart
+from elman.report.comparison.axes import Axis, axis
 from elman.report.comparison.blocks import Entry, Legend, table
 from elman.report.comparison.draw import Plot
-from elman.report.comparison.pictures import Axis, Curve, Lines, axis
+from elman.report.comparison.pictures import Curve, Lines
 from elman.report.probe.pictures import CHANGED, bytes_axis, log_plot, meaning_of, sentence
 from elman.report.probe.views import NONE, View, number, size
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from elman.probe.result import DEFINITIONS, Estimates
+from elman.report.comparison.axes import Axis, axis, log_axis
 from elman.report.comparison.blocks import Table, table
 from elman.report.comparison.draw import Plot
 from elman.report.comparison.ink import COLORS
-from elman.report.comparison.pictures import Axis, Curve, Lines, axis, log_axis
+from elman.report.comparison.pictures import Curve, Lines
 from elman.report.probe.views import View, number, size
 
 DECADES = 1e-6

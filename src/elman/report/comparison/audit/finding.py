@@ -12,7 +12,8 @@ from elman.config.catalog import SHIPPED, Place
 from elman.published import PublishedResult
 from elman.report.comparison.deciding import Deciding
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import TRIAL, Run, Source
+from elman.report.comparison.runs import TRIAL, Run
+from elman.report.comparison.sources import Source
 from elman.report.comparison.tasks import TaskCell, Tasks
 from elman.tuning.trials import Tuned, trials_of
 
