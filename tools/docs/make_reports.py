@@ -36,9 +36,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 INTRODUCTION = """\
 # Reports
 
-Every sweep of training runs ends with one table and writes four files into its folder. You can
-make the same report at any time, also of a sweep that is still running, and of several sweeps and
-single runs together:
+Every sweep of training runs ends with one table, and writes its report into its folder. You can
+make the report again at any time, while the sweep runs too. One report can show several sweeps and
+single runs:
 
     elman mode=report report.dir=outputs/2026-01-31/12-00-00-000000_sweep
     elman mode=report 'report.dir=[outputs/one_sweep,outputs/another_sweep]' report.out=my-report
@@ -47,49 +47,56 @@ single runs together:
 - `report.html` has the table, the plots, every run, the published figures and all definitions. It
   is one file that loads nothing else. It works in light and dark mode, on a screen of 400 pixels,
   on paper, and without JavaScript (then the table cannot be sorted or filtered).
-- `report.csv` has the rows, below each row its runs, and then the published figures, with all
-  digits.
+- `report.csv` has all numbers with all digits: the rows, below each row its runs, and then the
+  published figures.
 - `report.md` has the table with its notes and definitions, to put into a text.
 - `audit.json` has the [audit](audit.md): what was held equal between the rows, for scripts.
-- `components.json` has the gain of each component, if a suite names components and was tuned.
+- `components.json` has the gain of each [component](#the-gain-of-each-component) of a tuned suite.
 - `ladder.json` has the laws, predictions and crossings of a [ladder](ladder.md).
 
-The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
-`metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of
-such a name is not a report, elman refuses to replace it. The exit status is 0 however the runs
-ended; with `report.strict=true` it is 1 if the [audit](audit.md) finds something unequal.
+The last two are written only if the sweep has such numbers.
 
-A run writes digests into `result.json` (of itself and of `metrics.jsonl`) and `config.yaml`. If one
-of these files was edited or damaged later, a line names it. A run whose result was changed does not
-count; it does again without `digests`. A run whose configuration was changed counts. Runs of
-earlier versions have no digests.
+The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
+`metrics.jsonl`. A new report replaces the earlier one as a whole. If a file of such a name is not a
+report, elman refuses to replace it.
+
+The exit status is 0, however the runs ended. With `report.strict=true` it is 1 if the
+[audit](audit.md) finds something unequal.
+
+A run writes digests of its files into `result.json` and `config.yaml`. If `result.json`,
+`metrics.jsonl` or `config.yaml` was edited or damaged later, the report names the file. A run whose
+result was changed does not count. To use it as it is, remove its `digests`. A run whose
+configuration was changed counts. Runs of earlier versions have no digests.
 
 ![The page of three models with three seeds each](pictures/report-light.png)
 
 ## The page
 
-- **While a sweep runs**, the page is rewritten each minute, at the lowest priority, and less often
-  if that takes long. It reloads itself. It shows the state of every job, how far each running job
-  is, and the time left. {estimate}
+- **While a sweep runs**, the page is rewritten each minute, at the lowest priority. If that takes
+  long, it is rewritten less often. The page reloads itself. It shows the state of every job, how
+  far each running job is, and the time left.
+
+  {estimate}
 - **Failures** says how each run failed, with its last error, and which command runs it again.
-- **What each can compute** is there if runs learned [tasks](tasks.md): a verdict for each model, a
-  grid of models and tasks with a dot for each seed, and accuracy by the length of the rows. A model
-  has one color on the whole page. Point at it in the legend to see it alone in every plot.
-- **What was swept** is a picture of the swept keys, see below.
-- **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
-  (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,
-  `tok/s>1000`). The plots then show these rows only.
-- **Each at its best** is there if the sweep was tuned: the order of the arms at the published
-  setting, at each one's best, and [how that was decided](verdict.md).
-- **Audit** says what was held equal between the rows, what was not, and what the files do not say;
-  see [audit.md](audit.md). Terminal and `report.md` have it, too.
-- **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with
-  the tab key, and read it with the arrow keys.
-- **Marks** stand wherever a row is shown, and as a dashed square in the plots: `contended`,
-  `shared GPU`, `slow path`, `resumed`, `from weights` (`train.init_from`), `never left warm-up`,
-  `long warm-up`, and `unequal` with the conditions in which a row differs from the largest set of
-  comparable rows. Where two rows are compared, only marks of their own runs stand beside a speed or
-  a time.
+- **What each can compute** is there if runs learned [tasks](tasks.md). It has a verdict for each
+  model, a grid of models and tasks with a dot for each seed, and accuracy by the length of the
+  rows. A model has one color on the whole page. Point at it in the legend to see it alone in every
+  plot.
+- **What was swept** is [a picture of the swept keys](#the-plots).
+- **The table** is sorted by a click on a heading. Type words into the field above it to filter the
+  rows: `mamba2 contended` leaves rows that hold both words, `-contended` rows that lack the word,
+  and `loss<1.3` or `tok/s>1000` rows within the limit. The plots then show these rows only.
+- **Each at its best** is there if the sweep was tuned. It has the order of the arms at the
+  published setting, the order at each one's best, and [how that was decided](verdict.md).
+- **Audit** says what was held equal between the rows, what was not, and what the files do not say
+  ([audit.md](audit.md)). The terminal and `report.md` have it, too.
+- **The plots**: point at a row to see it alone. Point into a plot for its values. Or select the
+  plot with the tab key, and read it with the arrow keys.
+- **Marks** stand wherever a row is shown, and as a dashed square in the plots. They are
+  `contended`, `shared GPU`, `slow path`, `resumed`, `from weights` (`train.init_from`), `never left
+  warm-up`, `long warm-up`, and `unequal` with the conditions in which a row differs from the
+  largest set of comparable rows. Beside a speed or a time of two rows stand only marks of their own
+  runs.
 
 A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. With 300
 rows no labels overlap, on a screen of 400 pixels too.
@@ -110,29 +117,29 @@ Printed, everything that is folded on the screen is open:
 also writes the folder `paper`:
 
 - every figure as SVG and as PDF, the grid of tasks too;
-- `table.tex` with means, standard deviations and n. Its first lines say what a preamble needs. With
-  more than 35 rows it goes on over pages;
-- `figures.tex`, a document that shows all of them, for pdflatex.
+- `table.tex`, with means, standard deviations and n. Its first lines say what a preamble needs. A
+  table of more than 35 rows goes on over pages;
+- `figures.tex`, a document for pdflatex that shows all figures.
 
-The captions have the definitions. Names are shown as they are; a sign beyond Latin-1 is shown by
-its number. The same runs make the same bytes.
+The captions have the definitions. Names are shown as they are, but a sign beyond Latin-1 is shown
+by its number. The same runs make the same bytes.
 
 ## Suites
 
 The published figures of a suite are shown beside its rows. A sweep records its suite in
-`sweep.json`, so this works for your own suite, too, wherever its file is by then. A sweep of an
-earlier version has no such record; then the suite's file is read, and `--config-dir DIR` finds your
-own.
+`sweep.json`. So this works for your own suite, too, even if its file has moved. A sweep of an
+earlier version has no such record. Its report reads the suite's file; `--config-dir DIR` says where
+yours is.
 
 ## Rows
 
-A row is one experiment. The configurations of its runs differ only in `train.seed` and in settings
-that only save, log or name something (checkpoints, `log`, `kernels.backend`, paths). Its runs have
-the same data, device and backend. Either all of them were replayed as a CUDA graph (`train.graph`)
-or none.
+A row is one experiment: its runs differ only in their seed (`train.seed`). Settings that only save,
+log or name something may differ, too (checkpoints, `log`, `kernels.backend`, paths). The runs of a
+row have the same data, device and backend. Either all of them were replayed as a CUDA graph
+(`train.graph`), or none.
 
-The numbers of a row are means over the runs that ended with status `ok`. Any other run has its own
-row with its status and its reason, and enters no mean. Its status is one of these:
+The numbers of a row are means over the runs that ended with status `ok`. No other run enters a
+mean. A report shows its status and its reason. The status is one of these:
 
 - `nan`, `oom`, `crash`, `timeout`, `interrupted`, `killed`, `refused`, `not started`;
 - `cancelled`, `preempted`, `node failed`: its scheduler ended it;
@@ -140,23 +147,24 @@ row with its status and its reason, and enters no mean. Its status is one of the
 - `unfinished`: it was killed before it could write a result;
 - `damaged`: its result cannot be read, or was changed after the run wrote it.
 
-If a job of a sweep was killed after an earlier session had left a result, its status is that of its
-last process, and the reason says what its result tells.
+A resumed job may be killed although it left a result before. Its status is then that of its last
+process, and the reason says what its result tells.
 
 If one run lacks a number, the mean of that number is not shown. Numbers that were made by the
 definitions of another metric version are shown, but enter no mean.
 
 Rows are comparable if data, batch, chunk, seeds, duration, metric version, validation and device
-are the same. If they are not all comparable, rows with the same number in the column `set` are, and
-one line for each condition says what differs where. Other settings that differ and were not swept
-(optimizer, clipping, compilation, version of the code) are listed as `differs too`.
+are the same. If some rows are not, a column `set` appears: rows with the same number in it are
+comparable. One line for each condition says what differs where. Other settings may differ without
+having been swept (optimizer, clipping, compilation, version of the code). They are listed as
+`differs too`.
 
 {warning}
 
 ## Equal what?
 
-Models can be compared at an equal budget of four kinds. Several may be set; the first that is spent
-ends a run, and a learning rate that falls, falls to its end there.
+Models can be compared at an equal budget, of which there are four kinds. You may set several: the
+first that is spent ends a run. A schedule of the learning rate ends there, too.
 
 | setting | a run ends after | fair to ask of |
 | --- | --- | --- |
@@ -167,24 +175,27 @@ ends a run, and a learning rate that falls, falls to its end there.
 
     elman -m model=e88f_h32n16,llama,fla-gdn train.flops=1e12
 
-No step is cut short, so a run may spend a part of a step more. `result.json` has under `budget`
-what was set and what was spent, and in every run `tokens`, `flops` and `flops_per_byte`. A report
-says `equal FLOPs` or `equal bytes` below its table if the rows share that budget; rows of different
-budgets are not compared.
+No step is cut short, so a run may spend a part of a step more. `budget` in `result.json` says what
+was set and what was spent. Every `result.json` has `tokens`, `flops` and `flops_per_byte`.
+
+A report says `equal FLOPs` or `equal bytes` below its table if the rows share that budget. Rows of
+different budgets are not compared.
 
 {flops}
 
-The count is made from the plain form of the model, without computing, in well under a second. Where
-that form computes many steps at once, the cell declares the operations of its recurrence
-(`scan_flops`). `tests/training/test_flops.py` compares every cell with its equation, and some with
-PyTorch's own counter. Operations are not time: those on states and vectors take longer than those
-of large products. `mfu` is another number: it counts 6 a parameter.
+Operations are counted from the plain form of the model. Nothing is computed for it, and it takes
+well under a second. Where that form computes many steps at once, the cell declares the operations
+of its recurrence (`scan_flops`). `tests/training/test_flops.py` compares every cell with its
+equation, and some cells with PyTorch's own counter.
+
+Operations are not time: those on states and vectors take longer than those of large products. `mfu`
+is another number: it counts 6 operations a parameter.
 
 ## The table
 
 {columns}
 
-If a terminal is too narrow, the table has fewer columns and says which are missing. The files have
+If a terminal is too narrow, the table has fewer columns, and names the missing ones. The files have
 all columns.
 
 ## Who wins
@@ -196,8 +207,8 @@ Below the table stands, for each row, how it differs from one other row:
     e1: worse: val bpb +0.0967 (+0.0823 to +0.1110) at equal minutes; loss agrees, +0.0671 ...
 
 Two numbers tell how well a model predicts: `loss` on the bytes that it learned from, and `val bpb`
-on held-out ones. One of them decides, and the report says which and why. It is compared at equal
-steps, bytes, FLOPs or minutes, by what bounded the runs ([which of them?](#equal-what)).
+on held-out bytes. One of them decides, and the report says which and why. It is compared at equal
+steps, bytes, FLOPs or minutes, whichever [ended the runs](#equal-what).
 
 | runs | what decides | why |
 | --- | --- | --- |
@@ -206,36 +217,36 @@ steps, bytes, FLOPs or minutes, by what bounded the runs ([which of them?](#equa
 | at least 1,000 steps, a budget of steps or bytes | loss | it is the mean over more bytes |
 | in the first two lines, if a run has no val bpb | loss, of all rows | the report says where |
 
-The row that the others are compared with, the order of the rows, the commands for more seeds and
-the pictures of what was swept follow the number that decides. The terminal shows it with the losses
-at equal steps, minutes and bytes, and at equal FLOPs if they were the budget; the files have every
-difference, with speed and memory. A row that is compared with no other is named with the conditions
-that differ.
+The terminal shows the number that decides, with the losses at equal steps, minutes and bytes. It
+adds those at equal FLOPs if they were the budget. The files have every difference, with speed and
+memory. If a row is compared with no other, a line names it with the conditions that differ.
 
 A loss at equal minutes or FLOPs is the mean over the last tenth of them, not over 100 steps. So two
 models whose loss is the same at every moment are equal there, whether they take 200 steps or 2,000.
 
-Below what noise hides stands the command that would decide it, ready to copy:
+If noise hides a difference, the command that would decide it stands below, ready to copy:
 
     to decide it: elman -m sweep.add=<folder> model=e42,e1 train.seed=3,4,5,6,7,8
 
-It adds the next seeds to [the sweep](sweeps.md#adding-jobs), for these two rows alone: first seeds
-that only one of them has, and none with which a run failed. In a suite it names the models
-(`benchmark.only`), or adds the seeds to all runs if the runs of the suite have seeds of their own.
-Rows of one seed get a command for two more. There is no command while the sweep runs, and none for
-runs that belong to no sweep. In the sweep of the pictures above, the command for `fla-gdn` ran six
-more jobs; then its val bpb was told from noise: +0.2310 (+0.1161 to +0.3460), where three seeds had
-left +0.2371 (-0.1451 to +0.6193).
+It adds seeds to [the sweep](sweeps.md#adding-jobs), for these two rows alone. Seeds that only one
+of the rows has come first. A seed with which a run failed is not used again. In a suite the command
+names the models (`benchmark.only`); if the runs of the suite have seeds of their own, it adds the
+seeds to all runs. Rows of one seed get a command for two more. There is no command while the sweep
+runs, and none for runs that belong to no sweep.
+
+An example: in the sweep of the pictures above, three seeds had left the val bpb of `fla-gdn`
+undecided, at +0.2371 (-0.1451 to +0.6193). The command ran six more jobs. Then it was told from
+noise: +0.2310 (+0.1161 to +0.3460).
 
 {method}
 
-The interval was checked by simulation: 1,000 sweeps with a known difference for each number of
-seeds. It held the true difference in
+The interval was checked by simulation: 1,000 sweeps with a known difference, for each number of
+seeds. This table has the share of sweeps in which the interval held the true difference. An exact
+interval gives 93.0 to 97.0 % in 997 of 1,000 such checks.
 
 {coverage}
 
-of them (an exact interval gives 93.0 to 97.0 % in 997 of 1,000 such checks).
-`tests/report/test_differences.py` repeats this, and compares the seeds that would decide with a
+`tests/report/test_differences.py` repeats this. It also compares the seeds that would decide with a
 simulation.
 
 ## The pictures of a tuned sweep
@@ -243,24 +254,29 @@ simulation.
 They stand in the block "Each at its best", and in a paper. Every arm has a color and a marker of
 its own.
 
-- A picture of the scores over each key that is a range, over each list of more than five values,
-  and over the only key: {trials} The line at the published value has its name. If the range grew,
-  the parts that were added are tinted. A line joins the trials of an arm if nothing but this key
-  varies. The area below it is shaded within the window; with more than four arms the bars alone
-  show windows. A best value at an edge is named.
-- With several keys, parallel coordinates of each arm. {parallel} The sizes of a shape
-  (`tune=shape`) are keys of their own.
-- With several keys, the importance of each key for each arm. {importance} Trials outside the last
-  range do not enter. An arm of fewer than {least} trials with a score has no number, and a sentence
-  says so.
+**Scores over a key.** A key has such a picture if it is a range, if it is a list of more than five
+values, or if it is the only key. {trials}
+
+A named line marks the published value. If the range grew, the added parts are tinted. A line joins
+the trials of an arm if nothing but this key varies. The area below it is shaded within the window.
+With more than four arms, bars show the windows instead. A best value at an edge is named.
+
+**Parallel coordinates** of each arm, if there are several keys. {parallel} The sizes of a shape
+(`tune=shape`) are keys of their own.
+
+**The importance of each key** for each arm, if there are several keys. {importance} Trials outside
+the last range do not enter. An arm of fewer than {least} trials with a score has no number, and a
+sentence says so.
 
 The curves of the page are those of the confirmed runs alone, each arm at its best setting.
 
 ## The gain of each component
 
 A suite may name models with and without a component ([suites.md](suites.md#your-own)). The report
-of its tuned sweep then has a sentence, a table and a picture with the gain of each component: at
-each arm's own best setting, at the published one, and whether the two have the same sign.
+of its tuned sweep then has a sentence, a table and a picture with the gain of each component. They
+show the gain at each arm's own best setting, the gain at the published setting, and whether both
+have the same sign.
+
 {components}
 
 ## The plots
@@ -271,21 +287,27 @@ First comes what was swept, apart from the seed:
 - Two keys that form a grid: a heat map. {heat}
 - More keys, or no grid: a picture for each key.
 
-An axis of numbers is logarithmic if they are spread more evenly by their ratios than by their
+An axis is logarithmic if its numbers are spread more evenly by their ratios than by their
 differences. A loss is drawn at the edge if it is more than ten times as far above the best one as
 the median is.
 
-The other plots show the loss over optimizer steps, over minutes of training and over predicted
-bytes; the validations, if it is only one a run as well; the throughput over minutes; and what
-decides against throughput with the Pareto front of each set. Below each plot are its numbers. Those
-of the losses are given at equal steps, minutes and bytes, up to the end of the shortest run.
+The other plots are these:
+
+- the loss over optimizer steps, over minutes of training, and over predicted bytes;
+- the validations, even if each run has only one;
+- the throughput over minutes;
+- the number that decides against throughput, with the Pareto front of each set.
+
+Below each plot are its numbers. Losses are given at equal steps, minutes and bytes, up to the end
+of the shortest run. The points of the curves are means:
 
 - Loss: {smoothing}
 - Loss over minutes: {shares}
 - Throughput: {rates}
 - Seeds: {bands}
-- {thinning} The loss axis ends where the curves are after a fifth of their run. What is above is
-  cut off, and the caption says so.
+
+{thinning} The loss axis ends where the curves are after a fifth of their run. What is above is cut
+off, and the caption says so.
 
 ## Columns of report.csv
 
@@ -325,7 +347,7 @@ def page() -> str:
         least=LEAST_TRIALS,
         heat=ABOUT_HEAT,
         thinning=THINNING,
-        method=METHOD,
+        method="\n\n".join(METHOD),
         components=COMPONENT_METHOD,
         coverage=table(("seeds", "compared", "share"), COVERAGE),
         csv=table(

@@ -29,11 +29,11 @@ JSON_MARK = '"written_by": "elman mode=report, components"'
 METHOD = (
     "The gain of a component is the score of the arm without it against that of the arm with it, "
     "above 0 if it helps. Only runs at full budget with fresh seeds enter, never a trial. Arms are "
-    "paired by seed, and the noise is that of all arms together (Tukey 1953). The p of a gain is "
-    "adjusted by Holm (1979) over all components, and the arms' own seeds must say the same, by "
-    "Student's paired t at 5 %. An interval is the wider one of these two, so it excludes zero "
-    "where, and only where, a gain is beyond noise. The sign differs beyond noise if a component's "
-    "two gains, paired by seed, differ at 5 %, adjusted likewise."
+    "paired by seed. The noise is that of all arms together (Tukey 1953). The p of a gain is "
+    "adjusted by Holm (1979) over all components. The arms' own seeds must say the same, by "
+    "Student's paired t at 5 %. An interval is the wider one of these two: it excludes zero if, "
+    "and only if, a gain is beyond noise. A component has two gains, paired by seed. If they "
+    "differ at 5 %, adjusted likewise, its sign differs beyond noise."
 )
 HEADS = (
     *("component", "with", "without", "gain at each one's best", "verdict"),

@@ -135,21 +135,21 @@ def height_of(by: Deciding) -> Height:
 
 
 RULE = (
-    "One number decides among comparable rows: their order, the row that the others are compared "
-    "with, the sentences, the commands for more seeds, and the pictures of what was swept. The "
-    "budget and the steps choose it, never its values. "
-    f"With a budget of {' or '.join(UNEQUAL_STEPS)} it is "
-    "val bpb: models take different numbers of steps there, so that the last 100 steps reach "
-    "farther back in the run that takes fewer, and its mean is higher though its loss is as low "
-    f"at every moment. With a budget of {' or '.join(EQUAL_STEPS)} it is the loss, "
-    "but val bpb where runs have different tokens (data.tokenizer), and where the last "
-    "100 steps are more than a tenth of a run, as in every run of fewer than 1,000 steps: such a "
-    "mean tells the start of training as much as its end. Of different tokens no losses are "
-    "compared. If val bpb is missing where it would "
-    "decide, the loss decides for all rows alike, and the report says so. The sentence names both "
-    "numbers and says whether they agree: whether both tell the rows apart, and in the same order."
+    "One number decides among comparable rows. It decides their order, the row that the others are "
+    "compared with, the sentences, the commands for more seeds, and the pictures of what was "
+    "swept. The budget and the steps choose it, never its values.",
+    f"With a budget of {' or '.join(UNEQUAL_STEPS)} it is val bpb. Models take different numbers "
+    "of steps there. The last 100 steps then reach farther back in the run that takes fewer, so "
+    "their mean is higher there, though its loss is as low at every moment.",
+    f"With a budget of {' or '.join(EQUAL_STEPS)} it is the loss, with two exceptions. Runs of "
+    "different tokens (data.tokenizer) are compared by val bpb: no losses of different tokens are "
+    "compared. So are runs in which the last 100 steps are more than a tenth, as in every run of "
+    "fewer than 1,000 steps: such a mean tells the start of training as much as its end.",
+    "If val bpb is missing where it would decide, the loss decides for all rows alike, and the "
+    "report says so. The sentence names both numbers. They agree if both tell the rows apart, in "
+    "the same order; the sentence says whether they do.",
 )
-"""Which number decides, in one paragraph."""
+"""Which number decides, in paragraphs."""
 
 
 def by_rule(rows: Sequence[Row]) -> Deciding:

@@ -41,14 +41,14 @@ from elman.sections.budget import BudgetKind
 
 RATE_WINDOWS = 10
 SMOOTHING = (
-    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it; before step "
-    f"{2 * LOSS_WINDOW}, over the last half of the steps so far, so that the start of training "
-    f"leaves the mean step by step. From {2 * LOSS_WINDOW} steps on a curve ends in the loss of "
-    "the table."
+    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it. Before step "
+    f"{2 * LOSS_WINDOW} it is the mean over the last half of the steps so far, so that the start "
+    f"of training leaves the mean step by step. From {2 * LOSS_WINDOW} steps on a curve ends in "
+    "the loss of the table."
 )
 SHARE_SMOOTHING = (
-    f"Each point is the mean over the last {LOSS_SHARE:.0%} of the minutes up to it: 100 steps "
-    "would be a larger share of a run of slower steps, and its curve would lie higher though its "
+    f"Each point is the mean over the last {LOSS_SHARE:.0%} of the minutes up to it. 100 steps "
+    "would be a larger share of a run of slower steps. Its curve would lie higher, though its "
     "loss is as low at every moment."
 )
 RATE_SMOOTHING = (
@@ -56,11 +56,11 @@ RATE_SMOOTHING = (
     "(log.every steps each) up to it, without validation and checkpoints."
 )
 THINNING = (
-    "Of the points that share a stretch of a curve, the first, the last, the lowest and the "
-    "highest are drawn: no extreme is left out."
+    "A curve is drawn in short stretches. Of each, the first, the last, the lowest and the highest "
+    "point are drawn, so no extreme is left out."
 )
 BANDS = (
-    "A row with several seeds is the line of their mean, up to the end of the shortest run; the "
+    "A row with several seeds is the line of their mean, up to the end of the shortest run. The "
     "band goes from the lowest to the highest of them."
 )
 GRID = (

@@ -16,7 +16,7 @@ from elman.sections.budget import BUDGETS, Effort, limits, used_share
 
 ESTIMATE = (
     "Time left: a running job needs what is left of train.minutes, or of another budget at its own "
-    "speed; a waiting job takes train.minutes, or as long as the median job of its model that "
+    "speed. A waiting job takes train.minutes, or as long as the median job of its model that "
     "ended, or else of any model. As many jobs run at a time as run now."
 )
 

@@ -20,14 +20,14 @@ from elman.report.comparison.runs import NOT_ENDED
 
 Swept = HeatMap | OverNames | OverNumbers
 ABOUT = (
-    "Each dot is the mean of a row over its seeds, its bar goes from the lowest to the "
-    "highest seed. A cross is a row without a run that ended well, a small cross beside a dot "
+    "Each dot is the mean of a row over its seeds. Its bar goes from the lowest to the highest "
+    "seed. A cross is a row without a run that ended well. A small cross beside a dot stands for "
     "runs of it that failed. A dashed square marks rows that are marked in the table."
 )
 ABOUT_HEAT = (
-    "Each cell is the mean of a row over its seeds, darker is better. A hatched cell has no "
-    "run that ended well and says how its runs ended. A star is a cell whose row is marked in the "
-    "table, or of which some runs failed."
+    "Each cell is the mean of a row over its seeds; darker is better. A hatched cell has no run "
+    "that ended well, and says how its runs ended. A star marks a cell whose row is marked in the "
+    "table, or some of whose runs failed."
 )
 _NAMES, _KEYS = 40, 6
 _MOST_LINES = 60

@@ -39,19 +39,19 @@ from elman.tuning.importance import LEAST_TRIALS, METHOD, SOURCE, Importance, im
 from elman.tuning.space import Space, overrides_of
 from elman.tuning.trials import Trial, Tuned, same_values
 
-ABOUT = "Each filled marker is one trial, the ring its arm's best."
+ABOUT = "Each filled marker is one trial. The ring is its arm's best."
 ABOUT_CONFIRMED = (
     "A hollow marker is a setting at full budget with fresh seeds: their mean, with a bar from the "
     "lowest to the highest."
 )
 ABOUT_FAILED = "Marks above the axes are trials without a score, by how they ended."
 ABOUT_PARALLEL = (
-    "Each line is one trial, through its value of each key to its score. Thick: the best; colored: "
-    "in the window; gray: other scores; dashed: without a score."
+    "Each line is one trial, through its value of each key to its score. The thick one is the "
+    "best. Colored lines are in the window, gray ones have other scores, and dashed ones have none."
 )
 ABOUT_IMPORTANCE = (
     f"{METHOD} ({SOURCE}, as in Optuna) says how much each key decides whether a trial of an arm "
-    "is among its best fifth, as shares of 1; from few trials this is rough."
+    "is among its best fifth, as shares of 1. From few trials this is rough."
 )
 _WORDS = {"optim.lr": "learning rate", "optim.weight_decay": "weight decay"}
 # A list of no more values than this has no picture of its own beside other keys.

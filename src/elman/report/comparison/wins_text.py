@@ -39,32 +39,32 @@ from elman.report.comparison.wins import Challenger, Comparison, Group, Wins
 NONE = "-"
 TITLE = "Who wins"
 METHOD = (
-    "Each row is compared with one row: report.against names it (a model, a label, or the number "
-    "of a job); otherwise it is the row with the lowest of what decides, of all that are "
-    "comparable with one another (of those with several seeds, if there are any). That row is "
-    "lowest in part by luck, so its lead is somewhat overstated; name a row beforehand to avoid "
-    f"this. Only rows that agree in all conditions except the seeds are compared. {RULE} Whole "
-    "runs are compared at the budget that all of them spent (a run ends with a whole step, so up "
-    "to a step later). Elsewhere they are compared where the shortest run of the two rows ends. "
+    "Each row is compared with one row, and only if both agree in all conditions except the seeds. "
+    "report.against names that row: a model, a label, or the number of a job. Otherwise it is the "
+    "row with the lowest number that decides, of all that are comparable with one another (of "
+    "those with several seeds, if there are any). Such a row is lowest in part by luck, so its "
+    "lead is somewhat overstated. Name a row beforehand to avoid this.",
+    *RULE,
+    "Whole runs are compared at the budget that all of them spent. A run ends with a whole step, "
+    "so it may end up to a step later. Elsewhere two rows are compared where the shortest run of "
+    "both ends. A star marks a comparison before the end of the longer runs, by more than 2 % of "
+    "such a run and more than one step: their learning rate may not have fallen yet.",
     f"At equal {' and '.join(EQUAL_STEPS)} the loss is the mean over the last 100 optimizer steps "
-    f"up to there; at equal {' and '.join(UNEQUAL_STEPS)} it is the mean over the last tenth of "
-    "them, so that it covers an "
-    "equal share of runs of few and of many steps; it is linear between two steps. val bpb is "
-    "linear between two validations, or from one that is at most 2 % away. A star marks a "
-    "comparison before the end of the longer runs, by more than 2 % of such a run and more than "
-    "one step: their learning rate may not have fallen yet. If both rows "
-    "have the same seeds, or one has all seeds of the other, two or more, the differences are "
-    "paired by seed and the interval is Student's t (1908) over them; otherwise it is Welch's "
-    "(1947). It holds the true mean difference in 95 % of such comparisons if the noise between "
-    "seeds is about normal. One seed gives no interval. Speed and memory are compared by ratios, "
-    "with the interval of the mean logarithm. Intervals are not adjusted for the number of rows; "
-    "the verdict is: a difference is told from noise if its p, adjusted over the rows for each "
-    "number by Holm (1979), is below 5 %. The seeds that would decide are those with which such a "
-    "test finds a true difference of the size seen, with the noise seen, in 80 % of cases "
-    "(noncentral t; Colas et al. 2018, arXiv:1806.08295); from two "
-    "or three seeds this is a rough guess."
+    f"up to there. At equal {' and '.join(UNEQUAL_STEPS)} it is the mean over the last tenth of "
+    "them: an equal share of runs of few and of many steps. Between two steps it is linear. "
+    "val bpb is linear between two validations, or that of a validation at most 2 % away.",
+    "Differences are paired by seed if both rows have the same seeds, or if one has all seeds of "
+    "the other, two or more. The interval is then Student's t (1908) over the differences, and "
+    "otherwise Welch's (1947). It holds the true mean difference in 95 % of such comparisons if "
+    "the noise between seeds is about normal. One seed gives no interval. Speed and memory are "
+    "compared by ratios, with the interval of the mean logarithm.",
+    "A difference is told from noise if its p is below 5 %. For each number, p is adjusted over "
+    "the rows by Holm (1979). Intervals are not adjusted for the number of rows.",
+    "The seeds that would decide are those with which such a test finds a true difference in 80 % "
+    "of cases (noncentral t; Colas et al. 2018, arXiv:1806.08295). That difference and its noise "
+    "are those seen. From two or three seeds this is a rough guess.",
 )
-"""How rows are compared, in one paragraph, with its sources."""
+"""How rows are compared, in paragraphs, with its sources."""
 _AXES = f"{', '.join([*KIND_OF][:-1])} or {[*KIND_OF][-1]}"
 DIFFERENCE_COLUMNS = {
     "against": "of a difference: the row that it is compared with",
@@ -229,7 +229,7 @@ def wins_parts(wins: Wins, rows: Sequence[Row]) -> list[Any]:
     if wins.left_out:
         parts.append(Items([Item(line) for line in wins.left_out]))
     if wins.groups:
-        parts.append(Fold("How rows are compared", [Text(METHOD)]))
+        parts.append(Fold("How rows are compared", [Text(text) for text in METHOD]))
     return parts
 
 
@@ -278,7 +278,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | Table]:
             yield note
     yield from wins.left_out
     if wins.groups:
-        yield METHOD
+        yield from METHOD
 
 
 def listed(group: Group) -> list[tuple[Challenger, Comparison]]:
