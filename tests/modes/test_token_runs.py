@@ -147,7 +147,7 @@ def test_a_character_that_the_prompt_begins_and_the_model_ends_is_one(
 
 def test_a_text_of_ids_without_bytes_ends_in_one_line(text, tmp_path, run) -> None:
     pytest.importorskip("tiktoken")
-    ranks = [(bytes([byte]), byte) for byte in range(256)] + [(b"def", 20_000)]
+    ranks = [(bytes([byte]), byte) for byte in range(256)] + [(b"def", 8_000)]
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks)
     (tmp_path / "holes.tiktoken").write_text("".join(lines))
     tokens = f"data.tokenizer=tiktoken:{tmp_path / 'holes.tiktoken'}"
@@ -378,9 +378,9 @@ def test_the_file_of_a_tokenizer_is_found_from_every_folder(
         shutil.copy(trained("a") / "checkpoints" / "best" / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     command = ("-m", *E1, f"data.path={text}", "train.steps=2", "hydra.sweep.dir=sweep")
-    status, said = run(*command, f"data.tokenizer=bytes,{kind}{name}")
+    status, said = run(*command, f"data.tokenizer={kind}{name}")
     assert status == ExitStatus.OK, said
-    (folder,) = tmp_path.glob("sweep/02_*")
+    (folder,) = tmp_path.glob("sweep/01_*")
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert run("mode=eval", f"eval.checkpoint={folder}")[0] == ExitStatus.OK
