@@ -489,7 +489,7 @@ def test_the_memory_is_that_of_the_run_that_is_offered(elman_here: Elman) -> Non
 @pytest.mark.parametrize("cell", one_of_each_cell())
 def test_the_operations_of_a_deep_model_find_its_depth(cell: str) -> None:
     """They are counted with one and two layers; the answer is counted whole."""
-    config, train = one_of_each_cell()[cell], compose_config(["train.chunk_size=48"]).train
+    config, train = one_of_each_cell()[cell], compose_config(["train.chunk_size=16"]).train
     deep = config.model_copy(update={"depth": 7})
     found = solve_by(
         config, lambda one: flops_per_byte(one, train), round(flops_per_byte(deep, train)), "depth"
