@@ -27,6 +27,7 @@ struct Box {
   int count = 1, pending = 1;      // arrivals of every turn, and those that are missing
   long long missing = 0;           // bytes; negative where they came before they were expected
   long long sent = 0, wanted = 0;  // bytes of this turn
+  bool delivers = false;           // whether bytes were ever sent to it
   bool expected = false;           // whether somebody has said how many bytes this turn has
   unsigned over = 0, seen = 0;     // turns that are over, and that somebody has waited for
   Known gathered, told;            // what those who delivered knew, in this turn and in the last
@@ -76,6 +77,8 @@ void check_amount(const Box& box);
 bool knows_turns(const Box& box);
 
 // Arrives for this turn, and says that so many more bytes belong to it.
+void end_empty_turn(Box& box);
+
 void expect_bytes(Box& box, long long bytes);
 
 // Learns what the end of the last turn tells, if that is one of a kind, even or odd.

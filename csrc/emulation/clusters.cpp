@@ -85,6 +85,24 @@ void tell_block() {
   }
 }
 
+void tell_first() {
+  Known all = known_together(0, second_part);
+  for (int part = 0; part < 2; part++)
+    if (fibers[0].known[part] != EMPTY)
+      all = raised(all, part_number(entered, part), fibers[0].known[part]);
+  for (int i = 0; i < second_part; i++) {
+    fibers[i].learned = all;
+    fibers[i].warp_epoch++;
+  }
+}
+
+void meet_first(int threads, const char* where) {
+  if (threads != second_part || current->thread >= threads)
+    report("thread %d: %d threads meet of a block that is not split there (%s)", current->thread,
+           threads, where);
+  wait(Wait::first, where);
+}
+
 const char* place_in_source(const char* what, const char* file, int line) {
   static std::map<std::tuple<const char*, const char*, int>, std::string> places;
   static struct {

@@ -71,12 +71,17 @@ void tell_warp(int first, int last);
 
 void tell_block();
 
+void tell_first();
+
 // ---- meetings of all threads of the cluster
 
 // A place in a source file, in words that stay.
 const char* place_in_source(const char* what, const char* file, int line);
 
 void meet_cluster(const char* where);
+
+// Meets the first `threads` of a block that was split there.
+void meet_first(int threads, const char* where);
 
 // Notes that all threads of the block that runs have arrived; returns what they know together.
 Known arrive_at_cluster();

@@ -118,9 +118,21 @@ void release_warp(int first, int last) {
   wake(first, last, Wait::warp);
 }
 
+void release_first() {
+  unsigned least = ~0u;
+  for (int i = 0; i < second_part; i++) least = std::min(least, ++fibers[i].arrivals);
+  for (int i = 0; i < second_part; i++) fibers[i].known[0] = least;
+  if (first_met) first_met();
+  wake(0, second_part, Wait::first);
+}
+
 void release() {
-  int at_block = 0;
-  for (const Fiber& fiber : fibers) at_block += fiber.wait == Wait::block;
+  int at_block = 0, at_first = 0;
+  for (const Fiber& fiber : fibers) {
+    at_block += fiber.wait == Wait::block;
+    at_first += fiber.wait == Wait::first;
+  }
+  if (at_first && at_first == second_part) release_first();
   for (int first = 0; first < threads_per_block; first += WARP)
     release_warp(first, std::min(first + WARP, threads_per_block));
   if (at_block && at_block == alive) {

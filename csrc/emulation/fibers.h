@@ -23,7 +23,7 @@
 
 namespace elman::emulation {
 
-enum class Wait { none, warp, block, signal, cluster, done };
+enum class Wait { none, warp, block, first, signal, cluster, done };
 
 struct Fiber {
   std::unique_ptr<char[]> stack;  // not filled: pages that no frame reaches take no memory
@@ -68,7 +68,7 @@ extern Fiber host;
 inline Fiber* current = &host;
 inline Fiber* previous = &host;  // the one that ran before it
 inline int threads_per_block, alive;
-// Signals part a block in two: threads below this one, and those from it on.
+// Signals and split_block part a block in two: threads below this one, and those from it on.
 inline int second_part;
 inline long long block_index;
 // Whether the kernel may begin while the one before it still runs.
@@ -80,6 +80,7 @@ extern std::string error;
 // What a cluster does before a thread goes on, and where threads of a block or a warp meet.
 inline void (*choose_block)() = nullptr;
 inline void (*block_met)() = nullptr;
+inline void (*first_met)() = nullptr;  // threads of the block's first part
 inline void (*warp_met)(int first, int last) = nullptr;
 
 // Keeps the first error: the later ones mostly follow from it.
@@ -95,6 +96,8 @@ void wake(int first, int last, Wait from);
 
 // Lets a warp pass whose every live thread waits, and says so if they wait at different places.
 void release_warp(int first, int last);
+
+void release_first();
 
 void release();
 

@@ -14,6 +14,18 @@ DEVICE bool all_of_warp(bool mine, ELMAN_CALLED) {
   return emulation::all_of_warp(mine, emulation::place_in_source("all_of_warp", file, line));
 }
 
+template <int N>
+DEVICE void split_block() {
+  emulation::second_part = N;
+}
+
+template <int N>
+DEVICE void sync_first(ELMAN_CALLED) {
+  emulation::meet_first(N, emulation::place_in_source("sync_first", file, line));
+}
+
+DEVICE void pause(unsigned, unsigned) {}
+
 struct Flags {
   static constexpr int STRIDE = 8;
   static constexpr unsigned GONE = ~0u;

@@ -61,6 +61,9 @@ inline bool Assembly::boxes_run(const Instruction& i) {
   } else if (i.name == "mbarrier.arrive.expect_tx.shared::cta.b64") {
     if (o[0] != "_") report("%s with a state", i.name.c_str());
     if (Box* box = box_of(entered, value(o[1]))) expect_bytes(*box, (int)value(o[2]));
+  } else if (i.name == "mbarrier.arrive.shared::cta.b64") {
+    if (o[0] != "_") report("%s with a state", i.name.c_str());
+    if (Box* box = box_of(entered, value(o[1]))) end_empty_turn(*box);
   } else if (i.name == "mbarrier.try_wait.parity.shared::cta.b64") {
     if (value(o[2]) > 1) report("a parity is 0 or 1, not %d", (int)value(o[2]));
     Box* box = box_of(entered, value(o[1]));

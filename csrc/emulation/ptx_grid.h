@@ -18,6 +18,11 @@ inline bool Assembly::flags_run(const Instruction& i) {
   const auto& o = i.operands;
   const bool release = i.name == "st.release.gpu.global.u32";
   const bool acquire = i.name == "ld.acquire.gpu.global.u32";
+  if (i.name == "bar.sync") {
+    if (second_part == threads_per_block) second_part = (int)value(o[1]);  // nothing else says it
+    meet_first((int)value(o[1]), "bar.sync");
+    return true;
+  }
   if (release || i.name == "st.relaxed.gpu.global.u32") {
     raise_flag((void*)value(o[0]), (unsigned)value(o[1]), release);
     looks_at_flags = 0;

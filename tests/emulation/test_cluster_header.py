@@ -64,6 +64,11 @@ FAULTS = {
     "a product that adds nothing": (': "+f"(d[0])', ': "=f"(d[0])'),
     "a copy of fewer bytes": ('"l"(from), "r"(bytes)', '"l"(from), "r"(bytes / 2)'),
     "a copy counted at the first box": ('"r"(bytes), "r"(at(box))', '"r"(bytes), "r"(at(0))'),
+    "a turn that nobody ends": ('"mbarrier.arrive.shared::cta.b64 _, [%0];"', '""'),
+    "the end of the first box's turn": (
+        'mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at(box))',
+        'mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at(0))',
+    ),
     "a word of the whole warp": ("word, lane, 4)", "word, lane)"),
 }
 # Every four threads have four words, which they deliver to all blocks, in turn by one, two and four
@@ -103,19 +108,21 @@ DEVICE void gather(const Given& a) {
   }
   sync_cluster();
 }
-// out = x of the block, by copies: half of it in each of two boxes.
+// out = x of the block, by copies: half of it in each of two boxes. A third box has an empty turn.
 DEVICE void copied(const Given& a) {
   Arena arena;
   const sptr<unsigned> h = arena.take<unsigned>(64);
-  const Boxes boxes(arena, 2);
+  const Boxes boxes(arena, 3);
   const int t = thread_index();
-  if (t < 2) boxes.make(t);
+  if (t < 3) boxes.make(t);
   sync_cluster();
   if (t < 2) {
     boxes.expect(t, 128);
     boxes.copy(t, h + 32 * t, a.x + block_index() * 64 + 32 * t, 128);
   }
   boxes.wait(t / 32, 0);
+  if (t == 0) boxes.pass(2);
+  boxes.wait(2, 0);
   a.out[block_index() * 64 + t] = load_one(h + t);
   sync_cluster();
 }

@@ -316,8 +316,8 @@ def test_layers_that_are_unlike_have_no_kernel(other: dict[str, Any]) -> None:
 
 STEP, PRODUCT = "cuda/decode/step.cuh", "cuda/decode/product.cuh"
 FAULTS = {
-    "sums before they are there": (PRODUCT, "sync_block();\n      post_sums", "post_sums"),
-    "sums in use are written to": (PRODUCT, "if (pass + 1 < PASSES) sync_block();", ""),
+    "sums before they are there": (PRODUCT, "meet();\n      post_sums", "post_sums"),
+    "sums in use are written to": (PRODUCT, "if (pass + 1 < PASSES) meet();", ""),
     "states nobody is told of": (STEP, "product<D::HEAD, TELLS>", "product<D::HEAD, false>"),
     "states that nobody waits for": (STEP, "take<D::HEAD, TELLS>", "take<D::HEAD, false>"),
     "copies in use before they are there": (PRODUCT, "wait_copies<D::SLOTS - 1>()", ""),
@@ -325,20 +325,23 @@ FAULTS = {
     "weights of the round before": (PRODUCT, "boxes.wait(slot, round);", "boxes.wait(slot, 0);"),
     "weights in use are written to": (
         PRODUCT,
-        "sync_block();\n      post_sums<KIND, ORDERED>(layer, pass);\n      fetch(slot);",
-        "fetch(slot);\n      sync_block();\n      post_sums<KIND, ORDERED>(layer, pass);",
+        "if (pass >= D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);",
+        "if (pass > D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);",
     ),
-    "boxes in use before they are made": (
-        STEP,
-        "sync_block();\n#pragma unroll\n    for (int i = 0; i < D::SLOTS; i++) fetch(i);",
-        "for (int i = 0; i < D::SLOTS; i++) fetch(i);\n    sync_block();",
+    "weights that were used too early": (
+        PRODUCT,
+        "used - told > MOST",
+        "used + 1 - told > MOST",
     ),
+    "a barrier of some warps": (PRODUCT, "sync_first<D::THREADS>()", "sync_warp()"),
+    "boxes that nobody made": (STEP, "thread_index() < D::BOXES", "thread_index() < D::SLOTS"),
+    "a block that is not split": (STEP, "if constexpr (D::BULK) split_block<THREADS>();", ""),
     "a turn that is not over": (STEP, "(unsigned)a.turn + step + 1", "(unsigned)a.turn + 1"),
     "a row of the block beside": (PRODUCT, "line(KIND) + task;", "line(KIND) + (task ^ 1);"),
     "signs of chunks": (PRODUCT, "low += load_one(here);", "low = load_one(here) - low;"),
     "sums that others still write": (
         STEP,
-        "store_one(sums + unit(i), squares);\n    }\n    sync_block();",
+        "store_one(sums + unit(i), squares);\n    }\n    meet();",
         "store_one(sums + unit(i), squares);\n    }",
     ),
 }

@@ -47,6 +47,8 @@ FAULTS = {
     "a pair that learns nothing": ("ld.acquire.gpu.global.v2", "ld.relaxed.gpu.global.v2"),
     "every post is the first": ('"l"(words + at), "l"(word)', '"l"(words), "l"(word)'),
     "a take beyond the end": ("(at[i] >= 0) << i", "(N > 0) << i"),
+    "a barrier of fewer threads": ('bar.sync 1, %0;" ::"n"(N)', 'bar.sync 1, %0;" ::"n"(N / 2)'),
+    "a barrier of more threads": ('bar.sync 1, %0;" ::"n"(N)', 'bar.sync 1, %0;" ::"n"(N + 32)'),
     "a take that ends with its first": ("missing &= ~(1u << i)", "missing = 0"),
 }
 # Every thread has a word. In every step it becomes a sum over the words of all threads of all
@@ -140,15 +142,39 @@ DEVICE void trade(const Given& a) {
   }
   store_one(a.out + (rank * N + t), sum);
 }
+// The first half of a block computes; the other waits for its end.
+DEVICE void halves(const Given& a) {
+  constexpr int N = 32;
+  split_block<N>();
+  Arena arena;
+  const sptr<unsigned> all = arena.take<unsigned>(N);
+  const int t = thread_index(), rank = (int)block_index();
+  sync_block();
+  unsigned sum = rank + t;
+  for (int step = 0; t < N && step < a.steps; step++) {
+    store_one(all + t, sum);
+    sync_first<N>();
+    sum = t;
+    for (int i = 0; i < N; i++) sum += load_one(all + i) * (i % 7 + 1);
+    sum %= 65521;
+    sync_first<N>();
+  }
+  if (t < N) store_one(all + t, sum);
+  sync_block();
+  store_one(a.out + (rank * 2 * N + t), load_one(all + t % N));
+}
 }
 """
 RUNS = """ELMAN_GRID_KERNEL(NAME_gather, 64, Given, NAME::gather(a))
 ELMAN_RUN_GRID(NAME_gather, Given)
 ELMAN_GRID_KERNEL(NAME_trade, 64, Given, NAME::trade(a))
 ELMAN_RUN_GRID(NAME_trade, Given)
+ELMAN_GRID_KERNEL(NAME_halves, 64, Given, NAME::halves(a))
+ELMAN_RUN_GRID(NAME_halves, Given)
 """
+PROBE_NAMES = ("gather", "trade", "halves")
 OWN = PROBES.replace("NAME", "Probe") + "".join(
-    f"ELMAN_GRID_KERNEL({name}, 64, Given, Probe::{name}(a))\n" for name in ("gather", "trade")
+    f"ELMAN_GRID_KERNEL({name}, 64, Given, Probe::{name}(a))\n" for name in PROBE_NAMES
 )
 GAVE_UP = 7777777
 
@@ -210,8 +236,14 @@ def run(
 
 
 @functools.cache
-def expected() -> torch.Tensor:
-    """Return what the probe writes where nobody leaves."""
+def expected(probe: str) -> torch.Tensor:
+    """Return what a probe writes where nobody leaves."""
+    if probe == "halves":
+        half = torch.arange(THREADS // 2)
+        x = torch.arange(BLOCKS)[:, None] + half
+        for _ in range(STEPS):
+            x = ((x * (half % 7 + 1)).sum(1, keepdim=True) + half) % 65521
+        return x.repeat(1, 2).flatten().int()
     h, weights = torch.arange(ALL), torch.arange(ALL) % 7 + 1
     for _ in range(STEPS):
         h = ((h * weights).sum() + torch.arange(THREADS).repeat(BLOCKS)) % 65521
@@ -222,8 +254,8 @@ def wrong(number: int | None) -> str:
     """Return what is wrong in some order of threads; nothing is ``""``."""
     for seed in SEEDS:
         try:
-            for probe in ("gather", "trade"):
-                if not torch.equal(run(number, seed, probe=probe), expected()):
+            for probe in PROBE_NAMES:
+                if not torch.equal(run(number, seed, probe=probe), expected(probe)):
                     return f"wrong numbers of {probe}"
             for says in (False, True):
                 out = run(number, seed, leaver=2, says=says).view(BLOCKS, THREADS)

@@ -62,6 +62,11 @@ struct Boxes {
                  : "memory");
   }
 
+  // Ends a turn of a box to which nothing is delivered; by one thread.
+  DEVICE void pass(int box) const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at(box)) : "memory");
+  }
+
   // Waits for the end of a turn that is not over for longer than one of its kind, even or odd. What
   // was delivered may be read then. After 2^24 tries the kernel ends with an error: no hang.
   DEVICE void wait(int box, unsigned turn) const {

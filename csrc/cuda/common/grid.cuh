@@ -14,6 +14,22 @@ DEVICE bool sync_block_any(bool mine) { return __syncthreads_or(mine); }
 // Whether all lanes of the warp came with `mine`.
 DEVICE bool all_of_warp(bool mine) { return __all_sync(0xffffffffu, mine); }
 
+// All threads of a block say, before their first barrier, that its first N will meet by themselves.
+template <int N>
+DEVICE void split_block() {}
+
+// Waits for the first N threads of the block, whole warps; the others go on.
+template <int N>
+DEVICE void sync_first() {
+  asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory");
+}
+
+// Lets so many clocks of the multiprocessor go by since `clock()` was `began`.
+DEVICE void pause(unsigned began, unsigned clocks) {
+  while ((unsigned)clock() - began < clocks) {
+  }
+}
+
 // Words of global memory that only grow, one of each block of a group. They begin as zeros.
 struct Flags {
   static constexpr int STRIDE = 8;            // words from one to the next: a sector of the cache

@@ -83,8 +83,8 @@ DEVICE int rank_of(sptr<float> logits, float x, int mine, int part) {
 
 // The end of a place's number on the line; `all` becomes the sum of all numbers. A number is that
 // of the thread's place.
-template <class G>
-DEVICE float end_of(float number, sptr<float> totals, float& all) {
+template <class G, class Meet>
+DEVICE float end_of(float number, sptr<float> totals, float& all, const Meet& meet) {
   const int lane = thread_index() % 32, warp = thread_index() / 32;
   float end = number, total = number, before = 0.0f;
 #pragma unroll
@@ -94,7 +94,7 @@ DEVICE float end_of(float number, sptr<float> totals, float& all) {
     total += other;
   }
   if (lane == 0 && warp < G::PLACED) store_one(totals + warp, total);
-  sync_block();
+  meet();
   all = 0.0f;
 #pragma unroll
   for (int i = 0; i < G::PLACED; i++) {
@@ -104,12 +104,12 @@ DEVICE float end_of(float number, sptr<float> totals, float& all) {
   return before + end;
 }
 
-// Draws one value: `read` tells a value's logit, `write` takes the value, in one thread. All
-// threads of a block come here, THREADS or more of them; a barrier has to stand before the next
-// call.
-template <class G, class Read, class Write>
+// Draws one value: `read` tells a value's logit, `write` takes the value, in one thread; `meet` is
+// a barrier of all threads that come here, THREADS of a block or more. A barrier has to stand
+// before the next call.
+template <class G, class Read, class Write, class Meet>
 DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform, const Read& read,
-                     const Write& write) {
+                     const Write& write, const Meet& meet) {
   constexpr int V = G::V, PARTS = G::PARTS;
   const bool greedy = how.temperature == 0.0;
   const int place = thread_index(), mine = place / PARTS, part = place % PARTS;
@@ -123,7 +123,7 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
     }
     store_one(room.logits + place, x);
   }
-  sync_block();
+  meet();
   const float x = mine < V ? load_one(room.logits + mine) : 0.0f;
   int rank = mine < V ? rank_of<G>(room.logits, x, mine, part) : 0;
 #pragma unroll
@@ -132,7 +132,7 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
     store_one(room.values + rank, mine);
     store_one(room.ordered + rank, x);
   }
-  sync_block();
+  meet();
   if (greedy) {
     if (place == 0) write(load_one(room.values));
     return;
@@ -140,10 +140,11 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
   const int kept = how.top_k > 0 && how.top_k < V ? (int)how.top_k : V;
   const float most = load_one(room.ordered);
   float all;
-  const float end = end_of<G>(
-      place < kept ? exact_exp(load_one(room.ordered + place) - most) : 0.0f, room.totals, all);
+  const float end =
+      end_of<G>(place < kept ? exact_exp(load_one(room.ordered + place) - most) : 0.0f, room.totals,
+                all, meet);
   if (place < kept) store_one(room.line + place, end);
-  sync_block();
+  meet();
   const float before = place > 0 && place < kept ? load_one(room.line + (place - 1)) : 0.0f;
   // A value stays while the more probable ones have not reached top_p: at least one does.
   const auto reached = [&](float sum) { return how.top_p < 1.0 && sum >= (float)how.top_p * all; };
@@ -151,7 +152,7 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform
   float stop = all;
   if (how.top_p < 1.0) {
     if (stays && (place + 1 == kept || reached(end))) store_one(room.stop, end);
-    sync_block();
+    meet();
     stop = load_one(room.stop);
   }
   // The first whose end is not before the point.
@@ -171,10 +172,12 @@ DEVICE void draw(const DrawArgs& a) {
     load<1, typename G::Number>(x, (const typename G::Number*)a.logits + text * G::V + value);
     return x[0];
   };
-  draw_one<G>(room, a.sampling, load_one((const float*)a.uniform + at), logit, [&](int value) {
+  const auto write = [&](int value) {
     store_one((long long*)a.last + text, (long long)value);
     store_one((long long*)a.drawn + at, (long long)value);
-  });
+  };
+  draw_one<G>(room, a.sampling, load_one((const float*)a.uniform + at), logit, write,
+              [] { sync_block(); });
 }
 
 }  // namespace elman

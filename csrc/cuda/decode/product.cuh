@@ -1,11 +1,10 @@
 // The products of a launch that writes text: a block has rows of every matrix. Its weights are in
 // shared memory before x is known.
 //
-// With BULK the copy engine brings a slot's rows, whole, and a box counts them. Else each lane
-// copies what it reads, and looks at posts wait for the weights that were asked for before, since a
-// multiprocessor answers loads in order. Posts wait for copies of both kinds that were begun
-// before: so the warps that post begin those of the copy engine, behind their posts
-// (docs/performance.md, 2026-11-28).
+// With BULK the copy engine brings a slot's rows, whole, and a box counts them; a warp that does
+// nothing else begins the copies. Else each lane copies what it reads, and looks at posts wait for
+// the weights that were asked for before, since a multiprocessor answers loads in order. Posts wait
+// for copies of both kinds that travel at the same time (docs/performance.md, 2026-11-28).
 #pragma once
 #include "cuda/decode/step_config.cuh"
 
@@ -22,11 +21,12 @@ struct Products {
   sptr<unsigned long long> matrices;
   sptr<bf16> x;         // [B, MOST_INPUTS]
   sptr<float> partial;  // [chunks, lines, lanes]: sums of the warps
-  const Boxes boxes;    // one for each slot
+  const Boxes boxes;    // see step_config.cuh
   sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
   Pass<D> ahead;
   int slot = 0, step = 0;
-  unsigned round = 0;  // how often all slots were used
+  int used = 0, told = 0;  // passes whose weights were used, and of which bring_weights() knows
+  unsigned round = 0;      // how often all slots were used
 
   DEVICE explicit Products(const DecodeArgs& args)
       : a(args),
@@ -34,7 +34,7 @@ struct Products {
         matrices(arena.take<unsigned long long>(D::MATRICES)),
         x(arena.take<bf16>(ROWS * D::MOST_INPUTS)),
         partial(arena.take<float>(D::PARTIAL)),
-        boxes(arena, D::SLOTS),
+        boxes(arena, D::BOXES),
         slots(arena.take<bf16>(D::SLOT * D::SLOTS)) {}
 
   DEVICE unsigned turn() const { return (unsigned)a.turn + step + 1; }
@@ -64,10 +64,38 @@ struct Products {
     return (n / T * GROUPS + group<KIND>()) * T + n % T;
   }
 
+  // A barrier of the warps that compute.
+  DEVICE static void meet() {
+    if constexpr (D::BULK)
+      sync_first<D::THREADS>();
+    else
+      sync_block();
+  }
+
+  // ---- the warp that brings weights
+
+  // Begins the copies of every pass when it is told that its slot was used.
+  DEVICE void bring_weights() {
+    if (lane > 0) return;
+    for (int pass = 0; ahead.step < a.steps; pass++) {
+      const int to = pass % D::SLOTS;
+      if (pass >= D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);
+      fetch_kind<0>(to);
+    }
+  }
+  // Tells it which slots were used, but for MOST of them: by one thread, behind a barrier. Copies
+  // that travel together with posts hold these up. So it is told when a norm has all that it waits
+  // for, and before that only where hardly a slot is left.
+  template <int MOST>
+  DEVICE void tell_used() {
+    if (thread_index() > 0) return;
+    for (; used - told > MOST; told++) boxes.pass(D::USED_BOX + told % D::SLOTS);
+  }
+
   // Starts copying the rows of the pass ahead into a slot.
   DEVICE void fetch(int to) {
     if (ahead.step < a.steps) fetch_kind<0>(to);
-    if constexpr (!D::BULK) commit_copies();
+    commit_copies();
   }
   template <int KIND>
   DEVICE void fetch_kind(int to) {
@@ -94,19 +122,17 @@ struct Products {
     const int to = task<KIND>(ahead.pass, row / T);
     return least((to < TASKS ? to : to % TASKS) * T + row % T, D::outputs(KIND) - 1);
   }
-  // The first lane of each warp that posts begins the copies of some rows.
+  // One thread begins the copies of whole rows, at most PACE bytes a clock.
   template <int KIND>
   DEVICE void fetch_whole(int to, const bf16* matrix, sptr<bf16> target) const {
-    constexpr int INPUTS = D::inputs(KIND), N = D::rows(KIND);
-    constexpr int FETCHERS = least(WARPS, D::at_a_pass(KIND) * PAIRS);
-    if (lane > 0 || warp >= FETCHERS) return;
-    if (warp == 0) boxes.expect(to, 2 * INPUTS * N);
-#pragma unroll
-    for (int i = 0; i < ceil_div(N, FETCHERS); i++) {
-      const int row = i * FETCHERS + warp;
-      if (row < N)
-        boxes.copy(to, target + row * INPUTS, matrix + (long long)row_of<KIND>(row) * INPUTS,
-                   2 * INPUTS);
+    constexpr int INPUTS = D::inputs(KIND), N = D::rows(KIND), PACE = 16;
+    boxes.expect(to, 2 * INPUTS * N);
+#pragma unroll 1
+    for (int row = 0; row < N; row++) {
+      const unsigned began = clock();
+      boxes.copy(to, target + row * INPUTS, matrix + (long long)row_of<KIND>(row) * INPUTS,
+                 2 * INPUTS);
+      pause(began, 2 * INPUTS / PACE);
     }
   }
   // Each lane copies its own numbers.
@@ -149,12 +175,16 @@ struct Products {
     for (int pass = 0; pass < PASSES; pass++) {
       await();
       if (group<KIND>() < GROUPS) multiply<KIND>();
-      sync_block();
+      meet();
       post_sums<KIND, ORDERED>(layer, pass);
-      fetch(slot);
+      used++;
+      if constexpr (D::BULK)
+        tell_used<(D::SLOTS > 2 ? D::SLOTS - 2 : 0)>();
+      else
+        fetch(slot);
       slot = slot + 1 == D::SLOTS ? 0 : slot + 1;
       round += slot == 0;
-      if (pass + 1 < PASSES) sync_block();
+      if (pass + 1 < PASSES) meet();
     }
   }
 

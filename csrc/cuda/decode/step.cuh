@@ -20,8 +20,8 @@ struct Decode : Products<D> {
   using Raw = RawInputs<D>;
   using Norm = typename D::Norm;
   using P = Products<D>;
-  using P::a, P::arena, P::block, P::BLOCKS, P::fetch, P::lane, P::matrices, P::PAIRS, P::posts;
-  using P::ROWS, P::slots, P::step, P::turn, P::warp, P::WARPS, P::x;
+  using P::a, P::arena, P::block, P::BLOCKS, P::fetch, P::lane, P::matrices, P::meet, P::PAIRS;
+  using P::posts, P::ROWS, P::slots, P::step, P::turn, P::warp, P::WARPS, P::x;
   static constexpr int WIDTH = D::WIDTH, THREADS = D::THREADS, V = Norm::V;
 
   sptr<unsigned long long> layers;
@@ -41,7 +41,7 @@ struct Decode : Products<D> {
         logits(arena.template take<float>(ROWS * D::VALUES)),
         room(arena) {
     of_warp = arena;
-    of_warp.carved += warp * D::TILE_BYTES;
+    of_warp.carved += least(warp, WARPS - 1) * D::TILE_BYTES;
   }
 
   DEVICE static float low(unsigned word) { return Half<bf16>::low(word); }
@@ -68,7 +68,8 @@ struct Decode : Products<D> {
   }
 
   DEVICE void begin() {
-    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += THREADS) {
+    if constexpr (D::BULK) split_block<THREADS>();
+    for (int i = thread_index(); i < D::LAYERS * D::LAYER_WORDS; i += D::ALL_THREADS) {
       const unsigned long long word = load_one((const unsigned long long*)a.layers + i);
       store_one(layers + i, word);
       const int layer = i / D::LAYER_WORDS, which = i % D::LAYER_WORDS;
@@ -81,12 +82,15 @@ struct Decode : Products<D> {
       if (kind < D::PER_LAYER) store_one(matrices + (layer * D::PER_LAYER + kind), word);
     }
     if (thread_index() == 0) store_one(matrices + (D::MATRICES - 1), (unsigned long long)a.head);
-    if (D::BULK && thread_index() < D::SLOTS) this->boxes.make(thread_index());
+    if (thread_index() < D::BOXES) this->boxes.make(thread_index());
     if (thread_index() < ROWS)
       store_one(tokens + thread_index(), (int)load_one((const long long*)a.last + thread_index()));
     sync_block();
+    if (warp == WARPS) return;
+    if constexpr (!D::BULK) {
 #pragma unroll
-    for (int i = 0; i < D::SLOTS; i++) fetch(i);
+      for (int i = 0; i < D::SLOTS; i++) fetch(i);
+    }
     const Args args = arguments(0);
     Arena mine = of_warp;
     const sptr<float> numbers = raw_numbers(mine);
@@ -179,7 +183,8 @@ struct Decode : Products<D> {
       for (int mask = 1; mask < 32; mask *= 2) squares += shuffle_xor(squares, mask);
       if (lane == 0) store_one(sums + unit(i), squares);
     }
-    sync_block();
+    meet();
+    if constexpr (D::BULK) this->template tell_used<0>();
 #pragma unroll
     for (int i = 0; i < D::UNITS; i++) {
       if (!has(i)) continue;
@@ -199,7 +204,7 @@ struct Decode : Products<D> {
         store<V, bf16>(x + (text * D::MOST_INPUTS + c), y);
       }
     }
-    sync_block();
+    meet();
   }
 
   template <int KIND>
@@ -386,7 +391,7 @@ struct Decode : Products<D> {
       else
         store_one(cast<unsigned>(to), words[0] & 0xffffu | words[1] << 16);
     }
-    sync_block();
+    meet();
   }
 
   // ---- the convolution: of what the recurrence reads, or of what stands before the cell's matrix
@@ -434,7 +439,7 @@ struct Decode : Products<D> {
     take<KIND>(layer, [&](int text, int c, float number) {
       store_one(between + (text * D::BETWEEN + c), number);
     });
-    sync_block();
+    meet();
   }
 
   // x becomes silu of what the input projection yields, convolved before.
@@ -457,7 +462,7 @@ struct Decode : Products<D> {
       }
       store<2, bf16>(x + (text * D::MOST_INPUTS + first), u);
     }
-    sync_block();
+    meet();
   }
 
   // x becomes the hidden channels of the MLP: silu of one half times the other half.
@@ -476,7 +481,7 @@ struct Decode : Products<D> {
       }
       store<2, bf16>(x + (text * D::MOST_INPUTS + c), s);
     }
-    sync_block();
+    meet();
   }
 
   // ---- the draw, and the whole
@@ -486,17 +491,17 @@ struct Decode : Products<D> {
       store_one(logits + (text * D::VALUES + value), number);
     });
     for (int text = 0; text < ROWS; text++) {
-      sync_block();
+      meet();
       const long long at = (long long)step * ROWS + text;
       const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
+      const auto write = [&](int value) {
+        store_one(tokens + text, value);
+        if (block == 0) store_one((long long*)a.drawn + at, (long long)value);
+      };
       draw_one<typename D::Draw>(room, a.sampling, load_one((const float*)a.uniform + at), logit,
-                                 [&](int value) {
-                                   store_one(tokens + text, value);
-                                   if (block == 0)
-                                     store_one((long long*)a.drawn + at, (long long)value);
-                                 });
+                                 write, [] { P::meet(); });
     }
-    sync_block();
+    meet();
   }
 
   static constexpr int LAST = D::PER_LAYER - 1;
@@ -521,6 +526,7 @@ struct Decode : Products<D> {
 
   DEVICE void run() {
     begin();
+    if (warp == WARPS) return this->bring_weights();
     for (; step < a.steps; step++) {
       embed();
 #pragma unroll 1

@@ -43,6 +43,9 @@ struct DecodeConfig : Model_ {
   HD static constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
   static constexpr int ROWS = Model::ROWS, PAIRS = (ROWS + 1) / 2, WARPS = Model::WARPS;
   static constexpr int BLOCKS = Model::BLOCKS, THREADS = 32 * WARPS;
+  // With BULK a warp more than compute: it begins the copies of weights.
+  static constexpr bool BULK = Model::BULK;
+  static constexpr int ALL_THREADS = THREADS + (BULK ? 32 : 0);
   static constexpr int MIXED = Model::HEADS * Tile::R;  // channels of the output projection
   using Norm = AddNormTileConfig<bf16, bf16, Model::WIDTH, 4, 2, (Model::WIDTH + 255) / 256>;
   static_assert(Norm::HELD && Model::WIDTH % 8 == 0 && MIXED % 8 == 0 && Model::HIDDEN % 8 == 0 &&
@@ -166,14 +169,16 @@ struct DecodeConfig : Model_ {
   static constexpr int TILE_BYTES = up(4 * raw_offset(ROLES)) + Tile::input_bytes(false) +
                                     Tile::bytes(Tile::AHEAD * Tile::PARTS) + 4 * HEAD_NUMBERS;
 
+  // Boxes: for each slot one that its weights have come, and one that they were used.
+  static constexpr int USED_BOX = Model::SLOTS, BOXES = BULK ? 2 * Model::SLOTS : 0;
+
   static constexpr int LAYER_WORDS = sizeof(DecodeLayer) / 8;
   // What Decode takes of an arena, in its order.
-  static constexpr int SHARED_BYTES = up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) +
-                                      up(4 * ROWS) + up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) +
-                                      up(8 * Model::SLOTS) + up(4 * ROWS * Norm::WARPS) +
-                                      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) +
-                                      4 * up(4 * Model::VALUES) + up(4 * Draw::PLACED) + 16 +
-                                      up(2 * SLOT * Model::SLOTS) + WARPS * TILE_BYTES;
+  static constexpr int SHARED_BYTES =
+      up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) +
+      up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) + up(8 * BOXES) + up(4 * ROWS * Norm::WARPS) +
+      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 4 * up(4 * Model::VALUES) +
+      up(4 * Draw::PLACED) + 16 + up(2 * SLOT * Model::SLOTS) + WARPS * TILE_BYTES;
 };
 
 // A pass of a product among all that a block goes through in a launch.

@@ -89,7 +89,7 @@ class StepConfig:
         rows: Texts.
         tile: How a warp holds the state.
         blocks: Blocks of the grid.
-        warps: Of a block.
+        warps: Of a block, that compute.
         slots: Passes of products whose weights are in shared memory or on their way.
         bulk: Whether the copy engine brings the weights, or each lane its own.
         held: Rows of a matrix that a warp has at once.
@@ -106,8 +106,8 @@ class StepConfig:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return _WARP * self.warps
+        """Threads of a block: of the warps that compute, and of one that brings weights."""
+        return _WARP * (self.warps + self.bulk)
 
     @property
     def mixed(self) -> int:
@@ -164,7 +164,7 @@ class StepConfig:
             4 * rows,
             _HALF * rows * inner,
             max(share.partial_bytes for share in self.shares),
-            8 * self.slots,
+            8 * 2 * self.slots if self.bulk else 0,
             4 * rows * math.ceil(one.width / 256),
             4 * rows * max(one.inner, 2 * one.hidden),
             4 * rows * one.values,
@@ -222,7 +222,7 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     bulk = rows == 1 and device.major >= BULK_SINCE
     for held, shape in product(_HELD, SHAPES if rows == 1 else SEVERAL_SHAPES):
         config = StepConfig(sizes, rows, tile, blocks, *shape, bulk, held)
-        if config.shared_bytes <= device.shared_bytes and config.threads >= sizes.values:
+        if config.shared_bytes <= device.shared_bytes and _WARP * config.warps >= sizes.values:
             return config
     return None
 
@@ -315,7 +315,7 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
             + layout_assertions("elman::DecodeLayer", DecodeLayer)
             + same("sizeof(elman::DecodeArgs)", ctypes.sizeof(DecodeArgs), "step.py: DecodeArgs")
             + same("D::SHARED_BYTES", config.shared_bytes, "step.py: shared memory of decode"),
-            "ELMAN_GRID_KERNEL(decode, D::THREADS, elman::DecodeArgs, elman::decode<D>(a))",
+            "ELMAN_GRID_KERNEL(decode, D::ALL_THREADS, elman::DecodeArgs, elman::decode<D>(a))",
             "",
         ]
     )
