@@ -146,8 +146,9 @@ DENSE_CLUSTER = {
             "normalized_scalar",
         ),
         "the last product is left out": (
-            "\n      for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-            "\n",
+            # Not the place of the same text in cluster_end_back, which other cells take.
+            "k.h[pass][e] += dh[e];\n    }\n    k.end((float*)a.dfirst);\n",
+            ";\n    }\n    k.end((float*)a.dfirst);\n",
             "tanh",
         ),
     },

@@ -56,7 +56,7 @@ class GenerateConfig(Section):
         checkpoint: As ``eval.checkpoint``.
         prompt: Text to continue, or a list of texts, which are continued together.
         samples: Continuations of each prompt, each with random draws of its own.
-        max_bytes: Bytes to generate after each.
+        max_bytes: Bytes to generate after each; the last token is written whole.
         temperature: 0 always takes the most probable byte.
         top_k: Sample among the k most probable tokens; 0 is off.
         top_p: Sample among the smallest set of tokens with this probability; 1 is off.
