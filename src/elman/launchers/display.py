@@ -16,6 +16,7 @@ from rich.text import Text
 from elman.base import run_files
 from elman.base.consoles import LiveArea, say
 from elman.base.exit_status import ExitStatus, is_interrupted
+from elman.base.live_line import is_silenced
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import duration
 from elman.launchers.job import job_count
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 _REFRESH_SECONDS = 0.5
 # Away from a terminal, the reason why a slot is busy is printed when it changes, and this often.
 _REMIND_SECONDS = 60.0
+# There, a running job says how far it is after a minute, two, four, eight, sixteen, and then every
+# ten: lines of a log, few for a long sweep.
+_FIRST_REPORT_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 600.0
 _TAIL_BYTES = 8192
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -46,6 +50,7 @@ class Display:
         self.total, self._grows, self._shown = total, grows, 0.0
         self._done, self._failed = 0, 0
         self._said: dict[str, tuple[str, float]] = {}
+        self._due: dict[int, float] = {}  # when a job reports next, in seconds since its start
         self._live = LiveArea(self.console)
         self._live.start()
 
@@ -59,6 +64,7 @@ class Display:
 
     def started(self, job: JobHandle) -> None:
         """Say that a job has got a slot."""
+        self._due.pop(job.number, None)
         self.say(f"{self._count(job)} {job.label}")
 
     def ended(self, job: JobHandle, word: str) -> None:
@@ -93,8 +99,10 @@ class Display:
         self._shown = now
         if self._live.shown:
             self._live.draw(self._table(running, slots, pending))
-        elif pending:
-            self._explain(running, slots, now)
+        else:
+            self._report(running, now)
+            if pending:
+                self._explain(running, slots, now)
 
     def close(self) -> None:
         """End the live table."""
@@ -102,6 +110,20 @@ class Display:
 
     def _count(self, job: JobHandle) -> str:
         return job_count(job.number, self.total, grows=self._grows)
+
+    def _report(self, running: Sequence[JobHandle], now: float) -> None:
+        """Say how far running jobs are, ever more seldom."""
+        if is_silenced():
+            return
+        for job in running:
+            spent, due = now - job.since, self._due.get(job.number, _FIRST_REPORT_SECONDS)
+            if not job.running or spent < due:
+                continue
+            self._due[job.number] = due + min(due, _LONGEST_PAUSE_SECONDS)
+            step, loss, rate = _progress(job.command.folder)
+            words = [f"step {step}" if step else "no window of steps yet"]
+            words += [f"loss {loss}"] * bool(loss) + [f"{rate} tok/s"] * bool(rate)
+            self.say(f"{self._count(job)} {', '.join(words)} after {duration(spent)}")
 
     def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
         """Say why slots are not free, if the reason is new or was last printed long ago."""
