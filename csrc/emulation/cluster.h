@@ -45,7 +45,7 @@ struct Boxes {
       emulation::expect_bytes(*found, bytes);
   }
   DEVICE void pass(int box) const {
-    if (emulation::Box* found = emulation::box_of(emulation::current->rank, place(box)))
+    if (emulation::Box* found = emulation::box_of(cluster_rank(), place(box)))
       emulation::end_empty_turn(*found);
   }
   DEVICE void wait(int box, unsigned turn, ELMAN_CALLED) const {

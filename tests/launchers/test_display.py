@@ -50,7 +50,7 @@ def test_a_running_job_says_how_far_it_is_ever_more_seldom(
 
 def test_a_job_without_a_window_says_so(tmp_path: Path, clock: SimpleNamespace) -> None:
     assert lines_of(tmp_path, clock, 1) == [
-        "[2/3] no window of steps yet after 1m00s",
+        "[2/3] still running after 1m00s",
     ]
 
 

@@ -121,7 +121,7 @@ class Display:
                 continue
             self._due[job.number] = due + min(due, _LONGEST_PAUSE_SECONDS)
             step, loss, rate = _progress(job.command.folder)
-            words = [f"step {step}" if step else "no window of steps yet"]
+            words = [f"step {step}" if step else "still running"]
             words += [f"loss {loss}"] * bool(loss) + [f"{rate} tok/s"] * bool(rate)
             self.say(f"{self._count(job)} {', '.join(words)} after {duration(spent)}")
 
