@@ -33,7 +33,7 @@ from tests.emulation.faults import (
     refusal,
 )
 
-_MEETING = re.compile(r"\b(sync_block|wait_for_predecessor)\(\);")
+_MEETING = re.compile(r"\b(sync_block|sync_warp|meet|wait_for_predecessor)\(\);")
 PRODUCT = {
     BARRIER: {
         "every lane writes": ("if (lane == 0) store", "store"),
@@ -73,42 +73,53 @@ DRAW = {
         ),
         "logits of the text after": ("text * G::V + value", "(text + 1) * G::V + value"),
         "probabilities by value, not by rank": (
-            "store_one(room.ordered + rank, x)",
-            "store_one(room.ordered + mine, x)",
+            "store_one(room.numbers + rank, number)",
+            "store_one(room.numbers + place, number)",
         ),
     },
     SUM: {
         "ends without what is before": ("if (lane & mask) end += other;", ""),
-        "line that begins anew in every warp": ("return before + end;", "return end;"),
-        "largest logit not taken off": (
-            "(room.ordered + place) - most)",
-            "(room.ordered + place))",
-        ),
-        "top_p of the whole line before top_k": ("top_p * all;", "top_p * (float)V;"),
+        "line that begins anew in every warp": ("before + last, before + end", "last, end"),
+        "first of a warp that begins at zero": ("lane == 0 ? before :", "lane == 0 ? 0.0f :"),
+        "largest logit not taken off": ("logit_of(key) - logit_of(most)", "logit_of(key)"),
+        "top_p of the whole line before top_k": ("top_p * at.all;", "top_p * (float)G::V;"),
     },
     TAIL: {
         "top_k of more than there are": ("&& how.top_k < V", ""),
-        "value that is not there": ("mine < V && part == 0", "part == 0"),
-        "place on the line that is not there": ("place < kept ? exact_exp", "true ? exact_exp"),
+        "value that is not there": ("if (place < G::V) {", "if (true) {"),
+        "nothing before all values": ("BEHIND_ALL = 0xfffffffe", "BEHIND_ALL = 0x00000001"),
+        "nothing behind nothing": (
+            "BEHIND_ALL = 0xfffffffe",
+            "BEHIND_ALL = 0xffffffff",
+        ),
+        "place on the line that is not there": ("kept ? load_one(room.n", "true ? load_one(room.n"),
+        "runs that end with the last": ("+ rank + G::THREADS), key);", "+ rank), key);"),
+        "last of a run left out": ("step < 6", "step < 5"),
         "last value not written": ("store_one((long long*)a.last + text, (long long)value);", ""),
     },
     ORDER: {
-        "of equal ones the larger first": ("at + i < mine)", "at + i > mine)"),
-        "least probable first": ("count += y[i] > x", "count += y[i] < x"),
-        "not a number before all others": ("x = -3.4e38f", "x = 3.4e38f"),
+        "of four equal ones the larger first": ("i < lane - quad", "i > lane - quad"),
+        "of equal ones of a warp the larger first": ("at < quad ?", "at > quad ?"),
+        "of equal ones of two warps the larger first": ("? key : key + 1", "? key + 1 : key"),
+        "two zeros": ("float_bits(x + 0.0f)", "float_bits(x)"),
+        "least probable first": (
+            "bits >> 31 ? bits : bits ^ 0x7fffffffu",
+            "bits >> 31 ? ~bits : bits | 0x80000000u",
+        ),
+        "not a number before all others": ("x : -3.4e38f", "x : 3.4e38f"),
     },
     SETTING: {
         "temperature ignored": (
-            "if (!greedy) x = exact_quotient(x, (float)how.temperature);",
+            "if (!how.greedy) x = exact_quotient(x, how.temperature);",
             "",
         ),
         "top_k ignored": ("how.top_k > 0 && how.top_k < V ? (int)how.top_k : V", "V"),
-        "top_p without the one that reaches it": ("!reached(before)", "!reached(end)"),
+        "top_p without the one that reaches it": ("!reached(at.before)", "!reached(at.end)"),
         "always the most probable": ("how.temperature == 0.0", "true"),
     },
 }
 # Barriers of which one is left out in every run.
-_OFTEN = ("wait_for_predecessor no. 1 left out", "sync_block no. 2 left out")
+_OFTEN = ("wait_for_predecessor no. 1 left out", "sync_warp no. 2 left out")
 
 
 class CompileError(Exception):
@@ -141,6 +152,9 @@ def _draw_tests() -> Tests:
         test = partial(decode.test_a_logit_that_is_no_number_is_the_least, how)
         yield f"one that is no number, {how}", test
     yield from _plain_draws(256)
+    yield from _plain_draws(300)
+    for how in decode.HOW[:2]:
+        yield f"two zeros, {how}", partial(decode.test_the_two_zeros_are_equal, how)
     yield "narrow logits", decode.test_narrow_logits_are_drawn_from
     test = decode.test_logits_that_are_no_numbers_read_nothing_out_of_bounds
     yield "logits that are no numbers", test

@@ -6,6 +6,7 @@ Shape legend: r rows, i input channels, o output channels, b texts, v values.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Sequence
 
@@ -145,7 +146,7 @@ HOW = [
 ]
 
 
-VALUES = [256, 33, 3]
+VALUES = [256, 33, 3, 300]
 
 
 def check_draws(logits_bv: Tensor, readable_bv: Tensor, how: dict[str, float]) -> None:
@@ -185,6 +186,19 @@ def test_logits_far_from_0_are_drawn_from(far) -> None:
 def test_a_logit_that_is_no_number_is_the_least(how) -> None:
     readable_bv = normal(3, 3, dtype=torch.float32).fill_diagonal_(-torch.inf)
     check_draws(readable_bv.clone().fill_diagonal_(torch.nan), readable_bv, how)
+
+
+@pytest.mark.parametrize("how", HOW[:2])
+def test_the_two_zeros_are_equal(how) -> None:
+    logits_bv = normal(5, 256, dtype=torch.float32).sign().clamp(max=0) * 0.0
+    assert len({math.copysign(1, x) for x in logits_bv.flatten().tolist()}) == 2
+    check_draws(logits_bv, logits_bv, how)
+
+
+def test_equal_logits_are_in_the_order_of_the_values() -> None:
+    check_draws(torch.zeros(5, 300), torch.zeros(5, 300), HOW[1])
+    logits_bv = normal(5, 300, dtype=torch.float32).round()
+    check_draws(logits_bv, logits_bv, HOW[4])
 
 
 def test_narrow_logits_are_drawn_from() -> None:

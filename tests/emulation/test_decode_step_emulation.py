@@ -183,7 +183,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 24},
     "row tiles that are not full": {"n_state": 12, "expansion": 2.0, "width": 48},
     "rows of other heads": {"n_state": 4, "n_heads": 6, "use_silu": False},
-    "threads for parts of a value": {"warps": 6, "slots": 1},
+    "warps without a value": {"warps": 6, "slots": 1},
     "rows in passes": {"held": 2, "use_gate": True, "use_conv": True},
     "wide rows": {"width": 264, "hidden": 520, "held": 2},
     "lanes that copy": {"width": 264, "hidden": 520, "slots": 2, "bulk": False},

@@ -1,9 +1,10 @@
 // One byte of every text, drawn from its logits: divided by the temperature, cut to the top_k most
 // probable and to the smallest set of these with the probability top_p. The numbers that are left
 // stand on a line in the order of their probability, and a uniform number is a place on it. A block
-// has a text. PARTS threads find the rank of a value, and then a thread has a place on the line.
-// Sums are those of a tree over the lanes of a warp, and in order over the warps: so no end is
-// before the end of the place before.
+// has a text. A thread has a value and finds its rank: a warp orders its values, a run, and then
+// each value looks for its place in all other runs at once, by bisection. Then a thread has a place
+// on the line. Sums are those of a tree over the lanes of a warp, and in order over the warps: so
+// no end is before the end of the place before.
 #pragma once
 #include "cells/math.h"
 #include "cuda/common/pack.cuh"
@@ -25,139 +26,210 @@ struct DrawArgs {
   Sampling sampling;
 };
 
-template <class Number_, int V_, int PARTS_ = 1>
-struct DrawTileConfig {
-  using Number = Number_;
-  static constexpr int V = V_, PARTS = PARTS_;
-  static constexpr int WARPS = (V * PARTS + 31) / 32, THREADS = 32 * WARPS;
-  static constexpr int PLACED = (V + 31) / 32;   // warps with a place on the line
-  static constexpr int QUADS = (V + 3) / 4 * 4;  // values, as vectors of four
-  static constexpr int HERE = 32 / PARTS;        // values of a warp
-  static_assert(32 % PARTS == 0 && HERE % 4 == 0, "a warp has all parts of a value");
+// The same for V values, found before the logits are there.
+template <int V>
+struct Choice {
+  float temperature, top_p;
+  int kept;  // the most probable values
+  bool greedy, cuts;
+
+  DEVICE explicit Choice(const Sampling& how)
+      : temperature((float)how.temperature),
+        top_p((float)how.top_p),
+        kept(how.top_k > 0 && how.top_k < V ? (int)how.top_k : V),
+        greedy(how.temperature == 0.0),
+        cuts(how.top_p < 1.0) {}
 };
 
-// What the threads of a block tell each other.
+template <class Number_, int V_>
+struct DrawTileConfig {
+  using Number = Number_;
+  static constexpr int V = V_;
+  static constexpr int WARPS = (V + 31) / 32, THREADS = 32 * WARPS;
+  // What DrawRoom takes of an arena.
+  static constexpr int SHARED_BYTES = 16 * THREADS + (4 * WARPS + 15) / 16 * 16 + 16;
+};
+
+// What the threads of a block tell each other. A key is smaller the earlier a logit comes; equal
+// logits have equal keys, and the smaller value is before.
 template <class G>
 struct DrawRoom {
-  sptr<float> logits, ordered, line;
+  sptr<unsigned> keys;  // of each value
+  sptr<unsigned> runs;  // keys of each warp, in order; twice, so that behind the last is the first
+  sptr<float> numbers;  // of each place, as the values; where the keys were
   sptr<int> values;
   sptr<float> totals, stop;
 
   DEVICE explicit DrawRoom(Arena& arena)
-      : logits(arena.take<float>(G::QUADS)),
-        ordered(arena.take<float>(G::V)),
-        line(arena.take<float>(G::V)),
-        values(arena.take<int>(G::V)),
-        totals(arena.take<float>(G::PLACED)),
+      : keys(arena.take<unsigned>(G::THREADS)),
+        runs(arena.take<unsigned>(2 * G::THREADS)),
+        numbers(cast<float>(keys)),
+        values(arena.take<int>(G::THREADS)),
+        totals(arena.take<float>(G::WARPS)),
         stop(arena.take<float>(1)) {}
 };
 
-// How many of some values are before a value; of equal ones the smaller is first. SIDE: whether
-// they are all smaller (-1) or larger (1) than it, or may be either.
-template <class G, int SIDE>
-DEVICE int count_before(sptr<float> logits, float x, int mine, int from, int to) {
-  int count = 0;
-#pragma unroll 4
-  for (int at = from; at < to; at += 4 * G::PARTS) {
-    float y[4];
-    load<4, float>(y, logits + at);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const bool smaller = SIDE < 0 || (SIDE == 0 && at + i < mine);
-      count += y[i] > x || (smaller && y[i] == x);
-    }
+// The key of no value: behind those of all, and there is one behind it.
+inline constexpr unsigned BEHIND_ALL = 0xfffffffeu;
+
+DEVICE unsigned key_of(float x) {
+  const unsigned bits = float_bits(x + 0.0f);  // of one zero, not of two
+  return bits >> 31 ? bits : bits ^ 0x7fffffffu;
+}
+DEVICE float logit_of(unsigned key) { return bits_float(key >> 31 ? key : key ^ 0x7fffffffu); }
+
+// A count in the last bits of an fp32 number: its additions have units of their own, while those of
+// integers share one with the comparisons.
+struct Count {
+  static constexpr float ZERO = 8388608.0f;  // 2^23
+  float odd = 0.0f, even = ZERO;
+  DEVICE void add(int i, bool one) {
+    if (one) (i % 2 ? odd : even) += 1.0f;
   }
-  return count;
+  DEVICE int value() const { return (int)(float_bits(odd + even) - float_bits(ZERO)); }
+};
+
+// The rank of a lane's key among those of its warp.
+DEVICE int rank_in_warp(sptr<unsigned> keys, unsigned key) {
+  const int lane = thread_index() % 32, quad = lane / 4 * 4;
+  Count rank;
+  unsigned other[4];
+#pragma unroll
+  for (int at = 0; at < 32; at += 4) {
+    load_words(other, keys + at);
+    const unsigned limit = at < quad ? key + 1 : key;
+#pragma unroll
+    for (int i = 0; i < 4; i++) rank.add(i, other[i] < limit);
+  }
+  // Of equal ones in its own quad the lane has not counted any.
+  load_words(other, keys + quad);
+#pragma unroll
+  for (int i = 0; i < 4; i++) rank.add(i, other[i] == key && i < lane - quad);
+  return rank.value();
 }
 
-// The rank of a value, as far as a part of the others tells it.
+// How many values of all other warps are before a key: in all their runs at once, by bisection.
+// `next`: the run of the warp behind one's own.
 template <class G>
-DEVICE int rank_of(sptr<float> logits, float x, int mine, int part) {
-  // Only among the values of a warp itself does a lane have to ask who is the smaller.
-  const int low = mine / G::HERE * G::HERE, own = 4 * part;
-  const int high = low + G::HERE < G::QUADS ? low + G::HERE : G::QUADS;
-  return count_before<G, -1>(logits, x, mine, own, low) +
-         count_before<G, 0>(logits, x, mine, low + own, high) +
-         count_before<G, 1>(logits, x, mine, high + own, G::QUADS);
+DEVICE int rank_in_others(sptr<unsigned> next, unsigned key, int warp) {
+  constexpr int OTHERS = G::WARPS - 1, AT_ONCE = 7;
+  // Places are bytes: to scale indices would take as long as to compare keys.
+  constexpr int SIZE = 4, RUN = 32 * SIZE;
+  const sptr<unsigned char> runs = cast<unsigned char>(next);
+  unsigned rank = 0;
+#pragma unroll
+  for (int first = 0; first < OTHERS; first += AT_ONCE) {
+    const int count = OTHERS - first < AT_ONCE ? OTHERS - first : AT_ONCE;
+    unsigned found[AT_ONCE], limit[AT_ONCE], other[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      found[i] = 0;
+      limit[i] = first + i + warp < OTHERS ? key : key + 1;
+    }
+#pragma unroll
+    for (int step = 0; step < 6; step++) {
+      const int ahead = (step < 5 ? 16 >> step : 1) * SIZE;
+#pragma unroll
+      for (int i = 0; i < count; i++) {
+        const int place = (int)found[i] + (first + i) * RUN + ahead - SIZE;
+        other[i] = load_one(cast<unsigned>(runs + place));
+      }
+#pragma unroll
+      for (int i = 0; i < count; i++)
+        if (other[i] < limit[i]) found[i] += ahead;
+    }
+#pragma unroll
+    for (int i = 0; i < count; i++) rank += found[i];
+  }
+  return (int)(rank / SIZE);
 }
 
-// The end of a place's number on the line; `all` becomes the sum of all numbers. A number is that
-// of the thread's place.
+// On the line: where a place's number begins and ends, and where all end.
+struct Ends {
+  float before, end, all;
+};
+
+// The ends of the thread's place, whose number it has.
 template <class G, class Meet>
-DEVICE float end_of(float number, sptr<float> totals, float& all, const Meet& meet) {
+DEVICE Ends ends_of(float number, sptr<float> totals, const Meet& meet) {
   const int lane = thread_index() % 32, warp = thread_index() / 32;
-  float end = number, total = number, before = 0.0f;
+  float end = number, total = number, before = 0.0f, all = 0.0f;
 #pragma unroll
   for (int mask = 1; mask < 32; mask *= 2) {
     const float other = shuffle_xor(total, mask);
     if (lane & mask) end += other;
     total += other;
   }
-  if (lane == 0 && warp < G::PLACED) store_one(totals + warp, total);
+  if (lane == 0 && warp < G::WARPS) store_one(totals + warp, total);
+  const float last = shuffle_xor(end, lane ^ ((lane + 31) & 31));  // of the lane before
   meet();
-  all = 0.0f;
 #pragma unroll
-  for (int i = 0; i < G::PLACED; i++) {
+  for (int i = 0; i < G::WARPS; i++) {
     if (i == warp) before = all;
     all += load_one(totals + i);
   }
-  return before + end;
+  // The last lane's end is the total, to the bit.
+  return {lane == 0 ? before : before + last, before + end, all};
 }
 
 // Draws one value: `read` tells a value's logit, `write` takes the value, in one thread; `meet` is
 // a barrier of all threads that come here, THREADS of a block or more. A barrier has to stand
 // before the next call.
 template <class G, class Read, class Write, class Meet>
-DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform, const Read& read,
-                     const Write& write, const Meet& meet) {
-  constexpr int V = G::V, PARTS = G::PARTS;
-  const bool greedy = how.temperature == 0.0;
-  const int place = thread_index(), mine = place / PARTS, part = place % PARTS;
-  if (place < G::QUADS) {
-    float x = bits_float(0xff800000u);  // before nobody
-    if (place < V) {
-      x = read(place);
-      if (!greedy) x = exact_quotient(x, (float)how.temperature);
+DEVICE void draw_one(const DrawRoom<G>& room, const Choice<G::V>& how, float uniform,
+                     const Read& read, const Write& write, const Meet& meet) {
+  // The warp as warp_index tells it: of what follows from thread_index the compiler keeps registers
+  // for all of a kernel's steps.
+  const int place = thread_index(), warp = warp_index(), first = 32 * warp;
+  const bool here = place < G::THREADS;
+  unsigned key = BEHIND_ALL;
+  int rank = 0;
+  if (here) {
+    if (place < G::V) {
+      float x = read(place);
+      if (!how.greedy) x = exact_quotient(x, how.temperature);
       // Not a number has no rank; as the least of all it is drawn last.
-      if (x != x) x = -3.4e38f;
+      key = key_of(x == x ? x : -3.4e38f);
     }
-    store_one(room.logits + place, x);
+    store_one(room.keys + place, key);
+    sync_warp();
+    rank = rank_in_warp(room.keys + first, key);
+    store_one(room.runs + (first + rank), key);
+    store_one(room.runs + (first + rank + G::THREADS), key);
   }
   meet();
-  const float x = mine < V ? load_one(room.logits + mine) : 0.0f;
-  int rank = mine < V ? rank_of<G>(room.logits, x, mine, part) : 0;
+  if (here) {
+    unsigned most = BEHIND_ALL;
 #pragma unroll
-  for (int mask = 1; mask < PARTS; mask *= 2) rank += shuffle_xor(rank, mask);
-  if (mine < V && part == 0) {
-    store_one(room.values + rank, mine);
-    store_one(room.ordered + rank, x);
+    for (int i = 0; i < G::WARPS; i++) {
+      const unsigned other = load_one(room.runs + 32 * i);
+      most = other < most ? other : most;
+    }
+    const float number = exact_exp(logit_of(key) - logit_of(most));
+    rank += rank_in_others<G>(room.runs + (first + 32), key, warp);
+    store_one(room.numbers + rank, number);
+    store_one(room.values + rank, place);
   }
   meet();
-  if (greedy) {
+  if (how.greedy) {
     if (place == 0) write(load_one(room.values));
     return;
   }
-  const int kept = how.top_k > 0 && how.top_k < V ? (int)how.top_k : V;
-  const float most = load_one(room.ordered);
-  float all;
-  const float end =
-      end_of<G>(place < kept ? exact_exp(load_one(room.ordered + place) - most) : 0.0f, room.totals,
-                all, meet);
-  if (place < kept) store_one(room.line + place, end);
-  meet();
-  const float before = place > 0 && place < kept ? load_one(room.line + (place - 1)) : 0.0f;
+  const bool kept = place < how.kept;
+  const Ends at = ends_of<G>(kept ? load_one(room.numbers + place) : 0.0f, room.totals, meet);
   // A value stays while the more probable ones have not reached top_p: at least one does.
-  const auto reached = [&](float sum) { return how.top_p < 1.0 && sum >= (float)how.top_p * all; };
-  const bool stays = place < kept && (place == 0 || !reached(before));
-  float stop = all;
-  if (how.top_p < 1.0) {
-    if (stays && (place + 1 == kept || reached(end))) store_one(room.stop, end);
+  const auto reached = [&](float sum) { return how.cuts && sum >= how.top_p * at.all; };
+  const bool stays = kept && (place == 0 || !reached(at.before));
+  float stop = at.all;
+  if (how.cuts) {
+    if (stays && (place + 1 == how.kept || reached(at.end))) store_one(room.stop, at.end);
     meet();
     stop = load_one(room.stop);
   }
   // The first whose end is not before the point.
   const float point = uniform * stop;
-  if (stays && end >= point && (place == 0 || before < point)) write(load_one(room.values + place));
+  if (stays && at.end >= point && (place == 0 || at.before < point))
+    write(load_one(room.values + place));
 }
 
 template <class G>
@@ -165,6 +237,7 @@ DEVICE void draw(const DrawArgs& a) {
   Arena arena;
   const DrawRoom<G> room(arena);
   const long long text = block_index();
+  const Choice<G::V> how(a.sampling);
   wait_for_predecessor();
   const long long at = load_one((const long long*)a.place) * a.texts + text;
   const auto logit = [&](int value) {
@@ -176,7 +249,7 @@ DEVICE void draw(const DrawArgs& a) {
     store_one((long long*)a.last + text, (long long)value);
     store_one((long long*)a.drawn + at, (long long)value);
   };
-  draw_one<G>(room, a.sampling, load_one((const float*)a.uniform + at), logit, write,
+  draw_one<G>(room, how, load_one((const float*)a.uniform + at), logit, write,
               [] { sync_block(); });
 }
 

@@ -53,8 +53,7 @@ struct DecodeConfig : Model_ {
                 "rows are whole vectors");
   // Warps of add_norm.cuh, for all texts: of each warp here.
   static constexpr int UNITS = ceil_div(ROWS * Norm::WARPS, WARPS);
-  static constexpr int PARTS = most(1, least(4, 1 << log2_of(THREADS / Model::VALUES)));
-  using Draw = DrawTileConfig<bf16, Model::VALUES, PARTS>;
+  using Draw = DrawTileConfig<bf16, Model::VALUES>;
   static_assert(THREADS >= Draw::THREADS, "a value has a thread");
 
   // ---- a layer's matrices, in order: IN, [CELL], OUT, [MLP_IN, MLP_OUT]; behind all layers HEAD
@@ -177,8 +176,8 @@ struct DecodeConfig : Model_ {
   static constexpr int SHARED_BYTES =
       up(8 * MATRICES) + up(8 * Model::LAYERS * LAYER_WORDS) + up(4 * ROWS) +
       up(2 * ROWS * MOST_INPUTS) + up(4 * PARTIAL) + up(8 * BOXES) + up(4 * ROWS * Norm::WARPS) +
-      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + 4 * up(4 * Model::VALUES) +
-      up(4 * Draw::PLACED) + 16 + up(2 * SLOT * Model::SLOTS) + WARPS * TILE_BYTES;
+      up(4 * ROWS * BETWEEN) + up(4 * ROWS * Model::VALUES) + Draw::SHARED_BYTES +
+      up(2 * SLOT * Model::SLOTS) + WARPS * TILE_BYTES;
 };
 
 // A pass of a product among all that a block goes through in a launch.

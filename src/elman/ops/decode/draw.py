@@ -77,8 +77,9 @@ def _grid(texts: int, values: int) -> Launch:
 
 def room(values: int) -> int:
     """Return the bytes of shared memory that a draw takes, as DrawRoom has it."""
-    # Four arrays of a number for each value, one for each warp, and a number: on boundaries of 16.
-    return 16 * (4 * math.ceil(values / 4) + math.ceil(math.ceil(values / 32) / 4) + 1)
+    # Four arrays of a number for each thread, one for each warp, and a number: on boundaries of 16.
+    warps = math.ceil(values / 32)
+    return 16 * (32 * warps + math.ceil(warps / 4) + 1)
 
 
 @cache
