@@ -85,7 +85,7 @@ DRAW = {
         "top_p of the whole line before top_k": ("top_p * at.all;", "top_p * (float)G::V;"),
     },
     TAIL: {
-        "top_k of more than there are": ("&& how.top_k < V", ""),
+        "top_k of more than there are": ("&& how.top_k < G::V", ""),
         "value that is not there": ("if (place < G::V) {", "if (true) {"),
         "nothing before all values": ("BEHIND_ALL = 0xfffffffe", "BEHIND_ALL = 0x00000001"),
         "nothing behind nothing": (
@@ -110,12 +110,12 @@ DRAW = {
     },
     SETTING: {
         "temperature ignored": (
-            "if (!how.greedy) x = exact_quotient(x, how.temperature);",
+            "if (!greedy) x = exact_quotient(x, how.temperature);",
             "",
         ),
-        "top_k ignored": ("how.top_k > 0 && how.top_k < V ? (int)how.top_k : V", "V"),
+        "top_k ignored": ("how.top_k > 0 && how.top_k < G::V ? (int)how.top_k : G::V", "G::V"),
         "top_p without the one that reaches it": ("!reached(at.before)", "!reached(at.end)"),
-        "always the most probable": ("how.temperature == 0.0", "true"),
+        "always the most probable": ("greedy = how.temperature == 0.0f", "greedy = true"),
     },
 }
 # Barriers of which one is left out in every run.

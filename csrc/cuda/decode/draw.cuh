@@ -14,7 +14,7 @@ namespace elman {
 // How values are chosen.
 struct Sampling {
   long long top_k;
-  double temperature, top_p;
+  float temperature, top_p;  // as they are used: a draw has no time to round them
 };
 
 // Contiguous tensors: logits [texts, V]; uniform [steps, texts]; place [1], the step; last [texts];
@@ -24,21 +24,6 @@ struct DrawArgs {
   void *last, *drawn;
   long long texts;
   Sampling sampling;
-};
-
-// The same for V values, found before the logits are there.
-template <int V>
-struct Choice {
-  float temperature, top_p;
-  int kept;  // the most probable values
-  bool greedy, cuts;
-
-  DEVICE explicit Choice(const Sampling& how)
-      : temperature((float)how.temperature),
-        top_p((float)how.top_p),
-        kept(how.top_k > 0 && how.top_k < V ? (int)how.top_k : V),
-        greedy(how.temperature == 0.0),
-        cuts(how.top_p < 1.0) {}
 };
 
 template <class Number_, int V_>
@@ -176,18 +161,18 @@ DEVICE Ends ends_of(float number, sptr<float> totals, const Meet& meet) {
 // a barrier of all threads that come here, THREADS of a block or more. A barrier has to stand
 // before the next call.
 template <class G, class Read, class Write, class Meet>
-DEVICE void draw_one(const DrawRoom<G>& room, const Choice<G::V>& how, float uniform,
-                     const Read& read, const Write& write, const Meet& meet) {
+DEVICE void draw_one(const DrawRoom<G>& room, const Sampling& how, float uniform, const Read& read,
+                     const Write& write, const Meet& meet) {
   // The warp as warp_index tells it: of what follows from thread_index the compiler keeps registers
   // for all of a kernel's steps.
   const int place = thread_index(), warp = warp_index(), first = 32 * warp;
-  const bool here = place < G::THREADS;
+  const bool here = place < G::THREADS, greedy = how.temperature == 0.0f;
   unsigned key = BEHIND_ALL;
   int rank = 0;
   if (here) {
     if (place < G::V) {
       float x = read(place);
-      if (!how.greedy) x = exact_quotient(x, how.temperature);
+      if (!greedy) x = exact_quotient(x, how.temperature);
       // Not a number has no rank; as the least of all it is drawn last.
       key = key_of(x == x ? x : -3.4e38f);
     }
@@ -211,18 +196,19 @@ DEVICE void draw_one(const DrawRoom<G>& room, const Choice<G::V>& how, float uni
     store_one(room.values + rank, place);
   }
   meet();
-  if (how.greedy) {
+  if (greedy) {
     if (place == 0) write(load_one(room.values));
     return;
   }
-  const bool kept = place < how.kept;
+  const int most_kept = how.top_k > 0 && how.top_k < G::V ? (int)how.top_k : G::V;
+  const bool kept = place < most_kept, cuts = how.top_p < 1.0f;
   const Ends at = ends_of<G>(kept ? load_one(room.numbers + place) : 0.0f, room.totals, meet);
   // A value stays while the more probable ones have not reached top_p: at least one does.
-  const auto reached = [&](float sum) { return how.cuts && sum >= how.top_p * at.all; };
+  const auto reached = [&](float sum) { return cuts && sum >= how.top_p * at.all; };
   const bool stays = kept && (place == 0 || !reached(at.before));
   float stop = at.all;
-  if (how.cuts) {
-    if (stays && (place + 1 == how.kept || reached(at.end))) store_one(room.stop, at.end);
+  if (cuts) {
+    if (stays && (place + 1 == most_kept || reached(at.end))) store_one(room.stop, at.end);
     meet();
     stop = load_one(room.stop);
   }
@@ -237,7 +223,6 @@ DEVICE void draw(const DrawArgs& a) {
   Arena arena;
   const DrawRoom<G> room(arena);
   const long long text = block_index();
-  const Choice<G::V> how(a.sampling);
   wait_for_predecessor();
   const long long at = load_one((const long long*)a.place) * a.texts + text;
   const auto logit = [&](int value) {
@@ -249,7 +234,7 @@ DEVICE void draw(const DrawArgs& a) {
     store_one((long long*)a.last + text, (long long)value);
     store_one((long long*)a.drawn + at, (long long)value);
   };
-  draw_one<G>(room, how, load_one((const float*)a.uniform + at), logit, write,
+  draw_one<G>(room, a.sampling, load_one((const float*)a.uniform + at), logit, write,
               [] { sync_block(); });
 }
 

@@ -491,7 +491,6 @@ struct Decode : Products<D> {
       store_one(logits + (text * D::VALUES + value), number);
     });
     for (int text = 0; text < ROWS; text++) {
-      const Choice<D::VALUES> how(a.sampling);
       meet();
       const long long at = (long long)step * ROWS + text;
       const auto logit = [&](int value) { return load_one(logits + (text * D::VALUES + value)); };
@@ -499,8 +498,8 @@ struct Decode : Products<D> {
         store_one(tokens + text, value);
         if (block == 0) store_one((long long*)a.drawn + at, (long long)value);
       };
-      draw_one<typename D::Draw>(room, how, load_one((const float*)a.uniform + at), logit, write,
-                                 [] { P::meet(); });
+      draw_one<typename D::Draw>(room, a.sampling, load_one((const float*)a.uniform + at), logit,
+                                 write, [] { P::meet(); });
     }
     meet();
   }

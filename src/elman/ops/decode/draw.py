@@ -27,8 +27,8 @@ class DrawArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logits", "uniform", "place", "last", "drawn")),
         ("texts", ctypes.c_int64),
         ("top_k", ctypes.c_int64),
-        ("temperature", ctypes.c_double),
-        ("top_p", ctypes.c_double),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
     )
 
 

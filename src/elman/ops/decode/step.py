@@ -262,7 +262,8 @@ class DecodeArgs(ctypes.Structure):
         ("pasts", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("uniform", "last", "drawn", "posts")),
         *((name, ctypes.c_int64) for name in ("steps", "turn", "top_k")),
-        *((name, ctypes.c_double) for name in ("temperature", "top_p", "eps")),
+        *((name, ctypes.c_float) for name in ("temperature", "top_p")),
+        ("eps", ctypes.c_double),
     )
 
 
