@@ -88,6 +88,7 @@ def test_whether_one_model_can_have_several_gpus(
 
 RANKS = "several GPUs for one model"
 FLA = {"flash-linear-attention": "0.6.0"}
+FLASH_QLA = {"triton": "3.7.1", "flash-qla": "0.1.2"} | FLA
 UNSEEN = {"cuda": "13.0", "available": False, "warning": "CUDA unknown error", "devices": []}
 NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
 
@@ -125,6 +126,18 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
             Mark.NOTE,
             "mamba-ssm is pinned to 0.1.8",
             "pip uninstall --yes tilelang",
+        ),
+        (
+            facts(HOPPER, versions=FLASH_QLA | {"tilelang": "0.1.9", "mamba-ssm": "2.3.2"}),
+            Mark.NOTE,
+            "flash-qla (kernels.backend=flash_qla) needs 0.1.9",
+            "",
+        ),
+        (
+            facts(HOPPER, versions=FLASH_QLA | {"tilelang": "0.1.8"}),
+            Mark.BROKEN,
+            "flash-qla (kernels.backend=flash_qla) is pinned to 0.1.9",
+            "pip install tilelang==0.1.9",
         ),
         (
             facts(AMPERE, torch={"cuda": None, "available": False, "devices": []}),
@@ -166,6 +179,8 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         "mamba-on-cpu-torch",
         "tilelang-0.1.8",
         "tilelang-0.1.9",
+        "flash-qla-beside-mamba",
+        "flash-qla-with-another-tilelang",
         "cpu-torch",
         "hidden",
         "old-driver",
@@ -188,10 +203,11 @@ def test_a_known_bad_combination_is_found_with_what_mends_it(here, mark, words, 
         facts(AMPERE, versions={"triton": "3.6.0"} | FLA),
         facts(BLACKWELL, versions={"triton": "3.7.1"} | FLA),
         facts(AMPERE, versions={"triton": "3.7.1", "mamba-ssm": "2.3.2", "tilelang": "0.1.8"}),
+        facts(HOPPER, versions=FLASH_QLA | {"tilelang": "0.1.9"}),
         facts(versions=FLA, cuda=None),
         facts(torch=Answered(problem="killed by SIGSEGV")),
     ],
-    ids=["newer", "older", "ampere", "blackwell", "mamba", "cpu", "torch-broken"],
+    ids=["newer", "older", "ampere", "blackwell", "mamba", "flash-qla", "cpu", "torch-broken"],
 )
 def test_sound_machines_have_none(here) -> None:
     (found,) = combinations(here)
@@ -334,6 +350,29 @@ def test_backends_and_why_not(monkeypatch) -> None:
     assert set(broken.values()) == {"torch does not work"}
     del cells["cuda"]
     assert marks(facts(HOPPER))["cuda"] == "no cell has it in this version"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "answer", "mark", "found", "mend"),
+    [
+        ((HOPPER,), None, Mark.OK, "fla_gdn, with kernels.backend=flash_qla alone", ""),
+        ((AMPERE,), None, Mark.ABSENT, "no GPU that it has kernels for", ""),
+        ((), None, Mark.ABSENT, "no GPU", ""),
+        (
+            (HOPPER,),
+            "there is no nvcc; pip install it",
+            Mark.BROKEN,
+            "there is no nvcc",
+            "pip install it",
+        ),
+    ],
+    ids=["works", "ampere", "no-gpu", "no-nvcc"],
+)
+def test_flash_qla_is_judged_where_it_is_installed(gpus, answer, mark, found, mend) -> None:
+    here = facts(*gpus, versions=FLASH_QLA, flash_qla={"problem": answer})
+    judged = only(backends(here), "flash_qla")
+    assert (judged.mark, judged.found, judged.mend) == (mark, found, mend)
+    assert not [one for one in backends(facts(*gpus)) if one.name == "flash_qla"]
 
 
 def test_how_engines_of_several_forms_run_here() -> None:

@@ -79,7 +79,7 @@ def test_cells_without_kernels_run_the_reference(name, device) -> None:
             "tritan",
             "cuda",
             "kernels.backend=tritan: no such backend (did you mean triton?); "
-            "backends: auto, reference, cpu, cuda, triton, torch",
+            "backends: auto, reference, cpu, cuda, triton, flash_qla, torch",
         ),
     ],
     ids=["not-there", "wrong-device", "misspelled"],

@@ -144,7 +144,7 @@ def test_make_test_can_install_and_takes_what_is_pinned(builds, build: str, pyth
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("extra", ["mamba", "fla"])
+@pytest.mark.parametrize("extra", ["mamba", "fla", "flash-qla"])
 def test_a_baselines_package_fits_beside_torchs_cuda_build(builds, extra: str, python: str) -> None:
     check_torch(resolve(python, builds["cuda"], USERS, extra), builds["cuda"])
 

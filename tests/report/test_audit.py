@@ -568,3 +568,9 @@ def test_a_row_that_does_not_exist_is_refused_with_the_nearest(sweep, mode_repor
     status, _, errors = mode_report("report.allow=[mpl]")
     assert status == 2
     assert "report.allow=mpl: no row of an audit (did you mean mlp?); rows: params" in errors
+
+
+def test_a_row_on_kernels_that_were_asked_for_is_not_a_slower_one(sweep: FakeSweep) -> None:
+    arm(sweep, ONE)
+    arm(sweep, "fla-gdn_768x20_e1", result={"backend": "flash_qla"})
+    assert audit(sweep.folder).state("backend") == State.EQUAL

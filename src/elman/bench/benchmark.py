@@ -26,7 +26,8 @@ from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config.run_config import RunConfig
 from elman.devices.environment import choose_device, describe_environment
-from elman.models.backends import on_slow_path, tuning_note
+from elman.evaluation.validation import uses_bf16
+from elman.models.backends import check_precision, on_slow_path, tuning_note
 from elman.ops import cross_entropy
 from elman.ops.dense.cuda.kernels import notes as dense_notes
 from elman.ops.tape.cuda.kernels import notes as tape_notes
@@ -60,6 +61,13 @@ def run_benchmark(
     chosen, notes = entries(models, settings.backends, device, allow_slow=allow_slow)
     if not chosen:
         raise UserError(f"bench.backends={','.join(settings.backends)}: {notes[0]}")
+    precision = "bf16" if uses_bf16(device, settings.precision) else "fp32"
+    try:
+        for entry in chosen:
+            check_precision(entry.backend, precision)
+    except UserError as error:  # which names the settings of a training
+        told = str(error).replace("kernels.backend", "bench.backends")
+        raise UserError(told.replace("train.precision", "bench.precision")) from None
     levels = ("layer", "step") if settings.level == "both" else (settings.level,)
     say("measuring the machine")
     rates = measure_rates(device)

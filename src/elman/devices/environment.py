@@ -30,6 +30,7 @@ _PACKAGES = (
     "mamba-ssm",
     "causal-conv1d",
     "flash-linear-attention",
+    "flash-qla",
     "tilelang",
 )
 

@@ -8,6 +8,7 @@ from packaging.version import Version
 
 from elman.doctor.facts import Facts
 from elman.doctor.findings import Finding, Mark
+from elman.kernels import flash_qla
 from elman.kernels.triton_version import wrong_gated_delta
 
 _AREA = "known bad"
@@ -74,8 +75,10 @@ def mamba_beside_cpu_torch(facts: Facts) -> Finding | None:
 
 
 def two_tilelangs(facts: Facts) -> Finding | None:
-    """mamba-ssm pins 0.1.8; flash-linear-attention wants 0.1.9, but uses any version."""
+    """mamba-ssm pins 0.1.8; flash-qla pins 0.1.9; flash-linear-attention uses any version."""
     version = facts.installed("tilelang")
+    if version is not None and facts.versions[flash_qla.PACKAGE] is not None:
+        return _tilelang_of_flash_qla(version, beside_mamba=facts.versions["mamba-ssm"] is not None)
     old = version is not None and version < Version("0.1.9")
     other = _FLA if old else "mamba-ssm"
     if version is None or facts.versions[other] is None:
@@ -91,6 +94,28 @@ def two_tilelangs(facts: Facts) -> Finding | None:
         Mark.NOTE,
         f"{reason}; neither mamba2 nor fla-gdn needs it",
         "pip uninstall --yes tilelang",
+    )
+
+
+def _tilelang_of_flash_qla(version: Version, *, beside_mamba: bool) -> Finding | None:
+    """Only kernels.backend=flash_qla needs tilelang; then it is there for that."""
+    if version.public != flash_qla.TILELANG:
+        return Finding(
+            _AREA,
+            f"tilelang {version} beside {flash_qla.PACKAGE}",
+            Mark.BROKEN,
+            f"{flash_qla.PACKAGE} (kernels.backend={flash_qla.NAME}) is pinned to "
+            f"{flash_qla.TILELANG}",
+            f"pip install tilelang=={flash_qla.TILELANG}",
+        )
+    if not beside_mamba:
+        return None
+    return Finding(
+        _AREA,
+        f"tilelang {version} beside mamba-ssm",
+        Mark.NOTE,
+        "mamba-ssm is pinned to 0.1.8, but mamba2 does not need it; "
+        f"{flash_qla.PACKAGE} (kernels.backend={flash_qla.NAME}) needs {flash_qla.TILELANG}",
     )
 
 

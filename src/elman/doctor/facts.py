@@ -27,6 +27,7 @@ OPTIONAL = (
     "mamba-ssm",
     "causal-conv1d",
     "flash-linear-attention",
+    "flash-qla",
     "tilelang",
     "cuda-bindings",
     "wandb",

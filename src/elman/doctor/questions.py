@@ -19,6 +19,7 @@ MARK = "elman-answer:"
 _KERNELS = {
     "mamba-ssm": "ops.triton.ssd_combined",
     "flash-linear-attention": "ops.gated_delta_rule",
+    "flash-qla": "",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elman.doctor.facts import Facts
 from elman.doctor.findings import Finding, Mark, install_again
+from elman.kernels import flash_qla
 from elman.kernels.nvrtc import OLDEST
 from elman.kernels.triton_version import OLDEST as OLDEST_TRITON
 from elman.kernels.triton_version import older
@@ -23,7 +24,8 @@ def backends(facts: Facts) -> list[Finding]:
         "cuda": without_torch or _no_gpu(facts) or _for_amd(facts) or _no_nvrtc(facts),
         "triton": without_torch or _no_gpu(facts) or _no_triton(facts),
     }
-    return [_backend(facts, name, reason) for name, reason in reasons.items()]
+    found = [_backend(facts, name, reason) for name, reason in reasons.items()]
+    return found + ([_flash_qla(facts)] if facts.versions[flash_qla.PACKAGE] else [])
 
 
 def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
@@ -44,6 +46,25 @@ def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
     through = f", {'and ' if ours else ''}through packages: {', '.join(others)}" if others else ""
     count = len(ours or works)
     return Finding(area, name, Mark.OK, f"{count} of {len(every)} cells{through}")
+
+
+def _flash_qla(facts: Facts) -> Finding:
+    """Return whether the backend on request works; shown only where its package is installed."""
+    area, name = "backends", flash_qla.NAME
+    without_torch = None if facts.value("torch") else "torch does not work"
+    unfit = (
+        None if facts.capabilities & {*flash_qla.CAPABILITIES} else "no GPU that it has kernels for"
+    )
+    if reason := without_torch or _no_gpu(facts) or _for_amd(facts) or unfit:
+        return Finding(area, name, Mark.ABSENT, reason)
+    if (ended := facts.problem(flash_qla.PACKAGE)) is not None:
+        mend = install_again(facts, flash_qla.PACKAGE)
+        return Finding(area, name, Mark.BROKEN, f"{flash_qla.PACKAGE}: {ended}", mend)
+    if problem := facts.value(flash_qla.PACKAGE).get("problem"):
+        reason, _, advice = problem.rpartition("; ")
+        return Finding(area, name, Mark.BROKEN, reason, advice.partition(", or ")[0])
+    cells = [one.name for one in registry.cells().values() if name in one.on_request]
+    return Finding(area, name, Mark.OK, f"{', '.join(cells)}, with kernels.backend={name} alone")
 
 
 def _no_compiler(facts: Facts) -> str | None:

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from elman.base.errors import UserError
+from elman.kernels import flash_qla
 from elman.kernels.triton_version import wrong_gated_delta
 
 if TYPE_CHECKING:
     import torch
 
 GPU = "cuda"
+# tilelang and flash-qla look for a GPU and a compiler while they are imported.
+_OF_IMPORTS = (AssertionError, OSError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,21 @@ PACKAGES = {
         # recurrence that there is: seconds of every run.
         late=("fla", "fla.ops"),
     ),
+    flash_qla.PACKAGE: Package(
+        flash_qla.PACKAGE,
+        ("flash_qla",),  # what it needs beside is asked for below
+        "0.1.2",
+        "pip install 'elman[flash-qla]'",
+    ),
 }
-"""All packages by name, as in ``Cell.package``."""
+"""All packages by name, as in ``Cell.package``, and what a backend on request needs beside it."""
 
 
 def package_problem(name: str, device: torch.device | str) -> str | None:
     """Return why a package cannot run on a device and the command that fixes it.
 
     Args:
-        name: ``mamba-ssm`` or ``flash-linear-attention``.
+        name: Name in :data:`PACKAGES`.
         device: Where it would run.
 
     Returns:
@@ -88,8 +97,13 @@ def package_problem(name: str, device: torch.device | str) -> str | None:
     """
     if device_type(device) != GPU:
         return None
+    if name == flash_qla.PACKAGE and (problem := _flash_qla_gpu_problem(device)):
+        return problem  # no installation would help
     if problem := installation_problem(name):
         return problem
+    if name == flash_qla.PACKAGE:
+        versions = installed_version(name), installed_version("tilelang")
+        return flash_qla.tilelang_problem(*versions) or flash_qla.compiler_problem()
     return _hopper_problem(device) if name == "flash-linear-attention" else None
 
 
@@ -97,7 +111,7 @@ def installation_problem(name: str) -> str | None:
     """Return why a package's kernels cannot be imported and the fix, or None; needs no GPU.
 
     Args:
-        name: ``mamba-ssm`` or ``flash-linear-attention``.
+        name: Name in :data:`PACKAGES`.
     """
     package = PACKAGES[name]
     missing = [module for module in package.modules if not importable(module)]
@@ -116,7 +130,7 @@ def import_kernels(name: str, module: str) -> ModuleType:
 
     Args:
         name: Name in :data:`PACKAGES`.
-        module: Dotted name below the package's root.
+        module: Dotted name below the package's root; empty for the root itself.
 
     Raises:
         UserError: it cannot be imported; the message has the command that fixes it.
@@ -132,8 +146,8 @@ def import_kernels(name: str, module: str) -> ModuleType:
             _standing_in(root) if package.skip_root else nullcontext(),
             imported_without_dynamo(),
         ):
-            imported = import_module(f"{root}.{module}")
-    except ImportError as error:
+            imported = import_module(f"{root}.{module}" if module else root)
+    except (ImportError, *_OF_IMPORTS) as error:
         raise UserError(f"{name} cannot be imported ({error}); {package.install}") from error
     if importable("triton"):
         from elman.kernels.package_variants import leave_variants_out
@@ -165,6 +179,12 @@ def _hopper_problem(device: torch.device | str) -> str | None:
         f"triton {found} computes wrong gradients of flash-linear-attention's gated delta rule on "
         "Hopper; pip install --upgrade 'torch>=2.12.1', which brings triton 3.7.1"
     )
+
+
+def _flash_qla_gpu_problem(device: torch.device | str) -> str | None:
+    import torch
+
+    return flash_qla.gpu_problem(torch.cuda.get_device_capability(device))
 
 
 @contextmanager

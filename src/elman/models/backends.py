@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elman.base.errors import UserError, did_you_mean
 from elman.base.output import note
+from elman.kernels import flash_qla
 from elman.kernels.compiler import compiler_problem
 from elman.kernels.packages import (
     GPU,
@@ -32,12 +33,14 @@ REFERENCE = "reference"
 TORCH = "torch"
 AUTO = "auto"
 PLAIN_PATH = "plain PyTorch, chunked"
-_FOR_AMD = "this torch is built for AMD GPUs (ROCm) and the cuda kernels are for NVIDIA's"
+_FOR_AMD = "this torch is built for AMD GPUs (ROCm) and the {} kernels are for NVIDIA's"
+_FOR_NVIDIA = ("cuda", flash_qla.NAME)
 # Device types of each backend; the reference and PyTorch's own layers run on every device.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
     "cuda": ("cuda",),
     "triton": ("cuda",),
+    flash_qla.NAME: ("cuda",),
 }
 
 
@@ -63,8 +66,9 @@ def check_backend(cell: Cell, requested: str) -> str:
         UserError: the backend does not exist, or this cell has no kernel for it.
     """
     check_name(requested)
-    if requested not in (AUTO, *cell.backends):
-        *others, last = cell.backends
+    known = (*cell.backends, *cell.on_request)
+    if requested not in (AUTO, *known):
+        *others, last = known
         has = f"{', '.join(others)} and {last}" if others else last
         why = f" ({cell.reason})" if cell.reason else ""
         named = "" if others else f"kernels.backend={last} or "
@@ -85,14 +89,15 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
         cell: The cell; its ``backends`` are in order of speed, fastest last.
         requested: ``auto`` or the name of a backend.
         device_type: ``cpu``, ``cuda``, and so on. On ``meta``, where only shapes are computed, a
-            named backend is accepted without a check.
+            named backend is accepted without a check; the reference stands for one on request.
 
     Raises:
         UserError: the requested backend does not exist for this cell or this device, or its
             compiler or driver is missing.
     """
     if device_type == "meta":
-        check_backend(cell, requested)
+        if check_backend(cell, requested) in cell.on_request:
+            return cell.backends[0]
     else:
         check_runs_on(cell, requested, device_type)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
@@ -114,6 +119,8 @@ def check_runs_on(cell: Cell, requested: str, device_type: str) -> None:
     check_backend(cell, requested)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
     if requested in (AUTO, *usable) or _interpretable(cell, requested, device_type):
+        return
+    if requested in cell.on_request and _runs_on(requested, device_type):
         return
     raise UserError(
         f"kernels.backend={requested}: {_elsewhere(requested, device_type)}; "
@@ -142,7 +149,7 @@ def norm_backend(requested: str, device_type: str) -> str:
     if device_type == "cuda":
         from elman.kernels.driver import cuda_problem
 
-        problem = _FOR_AMD if torch_is_for_rocm() else cuda_problem()
+        problem = _FOR_AMD.format("cuda") if torch_is_for_rocm() else cuda_problem()
         return _own_kernel(requested, "cuda", problem)
     return REFERENCE
 
@@ -185,6 +192,8 @@ def resolve_backend(
             "on a GPU; drop it or add baseline.allow_slow=true, which marks the result"
         )
     problem = package_problem(cell.package, device)
+    if chosen == flash_qla.NAME and (missing := package_problem(flash_qla.PACKAGE, device)):
+        raise UserError(f"kernels.backend={chosen}: {missing}")
     if problem is None:
         return chosen
     if requested == AUTO and allow_slow:
@@ -268,7 +277,24 @@ def computation_path(
         return None
     if backend == REFERENCE:
         return PLAIN_PATH
-    return f"{cell.package} {installed_version(cell.package) or 'of unknown version'}"
+    names = (flash_qla.PACKAGE, cell.package) if backend == flash_qla.NAME else (cell.package,)
+    return ", ".join(f"{name} {installed_version(name) or 'of unknown version'}" for name in names)
+
+
+def check_precision(backend: str, precision: str) -> None:
+    """Raise UserError if a backend does not compute in a precision.
+
+    Args:
+        backend: The backend; of a mixed stack those of its parts, joined by ``+``.
+        precision: ``bf16`` or ``fp32``, as the run computes.
+    """
+    if flash_qla.NAME in backend.split("+") and precision != "bf16":
+        raise UserError(f"kernels.backend={flash_qla.NAME}: {flash_qla.BF16_ALONE}")
+
+
+def calls_package(backend: str) -> bool:
+    """Whether a packaged baseline's layer calls its package, and not plain PyTorch."""
+    return backend in ("triton", flash_qla.NAME)
 
 
 def tuning_note(path: str | None, backend: str) -> str | None:
@@ -304,7 +330,7 @@ def _fastest(cell: Cell, usable: list[str]) -> str:
         return usable[-2]
     _require(cell, chosen, usable[0])
     if chosen == "triton" and "cuda" in cell.backends:
-        _say_other(f"kernels.backend=auto: triton, because {_FOR_AMD}")
+        _say_other(f"kernels.backend=auto: triton, because {_FOR_AMD.format('cuda')}")
     return chosen
 
 
@@ -338,7 +364,7 @@ def _say_other(choice: str) -> None:
 
 
 def _runs_on(backend: str, device_type: str) -> bool:
-    if backend == "cuda" and torch_is_for_rocm():  # its device is called cuda, too
+    if backend in _FOR_NVIDIA and torch_is_for_rocm():  # its device is called cuda, too
         return False
     return backend in (REFERENCE, TORCH) or device_type in _DEVICES[backend]
 
@@ -350,6 +376,6 @@ def _interpretable(cell: Cell, requested: str, device_type: str) -> bool:
 
 def _elsewhere(backend: str, device_type: str) -> str:
     """Return why a backend does not run on a type of device."""
-    if backend == "cuda" and device_type == GPU:
-        return _FOR_AMD
+    if backend in _FOR_NVIDIA and device_type == GPU:
+        return _FOR_AMD.format(backend)
     return f"does not run on a {device_type} device"

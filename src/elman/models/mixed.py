@@ -24,6 +24,8 @@ from elman.models.backends import (
 from elman.models.cells import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from elman.models.cells.declaration import Cell
@@ -49,9 +51,17 @@ def requested_backends(model: ModelConfig, requested: str) -> list[str]:
         requested: As ``kernels.backend``.
 
     Raises:
-        UserError: no part has such a backend, or the names are as many as no parts.
+        UserError: no part has such a backend, it does not compute a part's sizes, or the names are
+            as many as no parts.
     """
     parts = model.parts()
+    names = _requested(model, parts, requested)
+    for part, name in zip(parts, names, strict=True):
+        registry.cell(part.cell).check_request(name, part.dim, part.options)
+    return names
+
+
+def _requested(model: ModelConfig, parts: Sequence[ModelConfig], requested: str) -> list[str]:
     if not model.mixed or requested == AUTO:
         return [requested] * len(parts)
     names = requested.split(JOIN)
@@ -65,9 +75,10 @@ def requested_backends(model: ModelConfig, requested: str) -> list[str]:
     cells = [cell_of(one) for one in parts]
     if check_name(requested) == REFERENCE:
         return [cell.backends[0] for cell in cells]
-    if not any(requested in cell.backends for cell in cells):
+    having = [requested in (*cell.backends, *cell.on_request) for cell in cells]
+    if not any(having):
         check_backend(cells[0], requested)
-    return [requested if requested in cell.backends else AUTO for cell in cells]
+    return [requested if has else AUTO for has in having]
 
 
 def shared_backend(requested: str) -> str:

@@ -36,7 +36,9 @@ from elman.distributed.division import Division, divide
 from elman.distributed.team import ALONE, Joined, Team, own_device
 from elman.distributed.watch import TeamError
 from elman.evaluation.result import RunResult
+from elman.evaluation.validation import uses_bf16
 from elman.kernels.triton_tuning import tuning_told_to
+from elman.models.backends import check_precision
 from elman.models.mixed import resolved_backends
 from elman.modes.ranks import display_of, in_team, raise_elsewhere
 from elman.modes.train_checks import compare_starts, prove_kernels, require_room, too_large
@@ -114,6 +116,7 @@ class _Session:
             device,
             allow_slow=config.baseline.allow_slow,
         )
+        check_precision(backend, "bf16" if uses_bf16(device, config.train.precision) else "fp32")
 
         def in_folder(folder: Path, team: Team) -> ExitStatus:
             # Only the ranks that rank 0 leads are in a folder that is locked already.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
+from elman.kernels import flash_qla
 from elman.kernels.compiler import no_compilers
 from elman.kernels.driver import only_asking
 from elman.kernels.nvrtc import Unit
@@ -31,7 +32,7 @@ from elman.models.backends import (
     resolve_backend,
 )
 from elman.models.cells import registry
-from elman.models.cells.declaration import Cell
+from elman.models.cells.declaration import Cell, Value
 from elman.models.mixed import cell_of, requested_backends
 from elman.parity import norms
 from elman.parity.checks import Check, Proof
@@ -55,7 +56,7 @@ _PRECISIONS = {
     "triton": ("fp32", "bf16"),
 }
 _OF_PACKAGES = ("tf32", "bf16")  # their fp32 products are TF32
-_GPU = ("cuda", "triton")
+_GPU = ("cuda", "triton", flash_qla.NAME)
 S = TypeVar("S")
 
 
@@ -168,7 +169,7 @@ def prove_runs(
         meanwhile: Called while kernels for CUDA compile, and with any other kernels not at all:
             beside it compilers run, but no kernels and nothing that draws numbers.
     """
-    cell = registry.cell(config.cell)
+    cell = _computed_by(registry.cell(config.cell), runs)
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
     shapes = [replace(shape, resets=resets or shape.resets) for shape in shapes]
     kernels = dict.fromkeys(run.backend for run in runs if run.backend != cell.backends[0])
@@ -180,7 +181,9 @@ def prove_runs(
     progress(0, total)
     experiments = [Experiment(cell, shape, seed) for shape in shapes]
     own_triton = [run for run in runs if run.backend == "triton" and cell.package is None]
-    others = [run for run in runs if run.backend in kernels and run not in own_triton]
+    # tilelang compiles each kernel when it is first launched.
+    apart = [*own_triton, *(run for run in runs if run.backend == flash_qla.NAME)]
+    others = [run for run in runs if run.backend in kernels and run not in apart]
     cases = [
         _Case(experiment, Label(cell.name, shape.name, shape.describe(cell)), cell.backends[0])
         for shape, experiment in zip(shapes, experiments, strict=True)
@@ -206,6 +209,18 @@ def prove_runs(
             proof.checks.append(check)
             progress(len(proof.checks), total)
     return proof
+
+
+def _computed_by(cell: Cell, runs: Sequence[Run]) -> Cell:
+    """Return a cell that refuses the sizes that a backend on request does not compute."""
+    asked = {run.backend for run in runs}.intersection(cell.on_request)
+
+    def rule(dim: int, options: Mapping[str, Value]) -> None:
+        cell.rule(dim, options)
+        for name in asked:
+            cell.check_request(name, dim, options)
+
+    return replace(cell, rule=rule) if asked else cell
 
 
 def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed: int) -> Proof:
@@ -346,8 +361,7 @@ def runs_here(
                 raise
             notes.append(f"not checked: {error}")
             continue
-        precisions = _OF_PACKAGES if cell.package is not None else _PRECISIONS[name]
-        runs += [Run(name, device, precision) for precision in precisions]
+        runs += [Run(name, device, precision) for precision in _precisions(cell, name)]
     return runs, notes
 
 
@@ -370,9 +384,17 @@ def _device_of(cell: Cell, backend: str, *, named: bool) -> str:
     if not torch.cuda.is_available():
         raise UserError(f"kernels.backend={backend}: torch sees no GPU here")
     choose_backend(cell, backend, "cuda")
-    if cell.package is not None and (problem := package_problem(cell.package, "cuda")):
-        raise UserError(f"kernels.backend={backend}: {problem}")
+    packages = [] if cell.package is None else [cell.package]
+    for package in [*packages, *([flash_qla.PACKAGE] if backend == flash_qla.NAME else [])]:
+        if problem := package_problem(package, "cuda"):
+            raise UserError(f"kernels.backend={backend}: {problem}")
     return "cuda"
+
+
+def _precisions(cell: Cell, backend: str) -> Sequence[str]:
+    if backend == flash_qla.NAME:
+        return ("bf16",)
+    return _OF_PACKAGES if cell.package is not None else _PRECISIONS[backend]
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ class TrainConfig(Budgets):
         return self.seed if self.data_seed is None else self.data_seed
 
 
-Backend = Literal["auto", "reference", "cpu", "cuda", "triton", "torch"]
+Backend = Literal["auto", "reference", "cpu", "cuda", "triton", "flash_qla", "torch"]
 
 
 class KernelsConfig(Section):

@@ -24,7 +24,7 @@ def test_an_engine_has_every_backend_that_its_cells_declare(engine) -> None:
         name
         for cell in registry.cells().values()
         if cell.engine == engine and cell.layer.startswith("elman.")
-        for name in cell.backends
+        for name in (*cell.backends, *cell.on_request)
     }
     assert declared == table(engine).keys()
 
@@ -32,6 +32,6 @@ def test_an_engine_has_every_backend_that_its_cells_declare(engine) -> None:
 @engines
 def test_only_kernels_of_a_gpu_write_narrow_outputs(engine) -> None:
     for name, backend in table(engine).items():
-        on_gpu = name in ("cuda", "triton")
+        on_gpu = name in ("cuda", "triton", "flash_qla")
         assert backend.io_dtype(torch.bfloat16) == (torch.bfloat16 if on_gpu else torch.float32)
         assert backend.io_dtype(torch.float64) == torch.float64

@@ -93,6 +93,10 @@ def _no_rule(dim: int, options: Mapping[str, Value]) -> None:
     """The rule for a cell whose options combine freely."""
 
 
+Request = Callable[[int, Mapping[str, Value]], str]
+"""Returns why a backend does not compute dim and these options, or an empty text."""
+
+
 def _no_limit(options: Mapping[str, Value]) -> str:
     """The limit for a cell that has none, whatever its options."""
     return ""
@@ -118,6 +122,8 @@ class Cell:
         reason: Why the whole cell runs only there; part of the error for another backend.
         own_norms: Whether the layer is several residual blocks, each with its own norm. Then its
             input is the residual stream, and its output is added to the stream.
+        on_request: Backends that run only if they are named, never for ``auto``, each with what
+            refuses dim and the complete options.
         package: For a packaged baseline, the distribution of another project whose kernels are its
             ``triton`` backend; its ``reference`` backend is plain PyTorch in chunks of time.
         scan_flops: Returns the operations that the recurrence, or the attention, of one layer takes
@@ -141,6 +147,7 @@ class Cell:
     no_resets: Callable[[Mapping[str, Value]], str] = _no_limit
     reason: str = ""
     own_norms: bool = False
+    on_request: Mapping[str, Request] = field(default_factory=dict)
     package: str | None = None
     scan_flops: Work | None = None
     path: Callable[[Mapping[str, Value], str, str], str | None] | None = None
@@ -150,6 +157,11 @@ class Cell:
         if reason := self.limit(options):
             return replace(self, backends=self.backends[:1], reason=reason)
         return self
+
+    def check_request(self, requested: str, dim: int, options: Mapping[str, Value]) -> None:
+        """Raise UserError if a backend on request does not compute dim and these options."""
+        if requested in self.on_request and (why := self.on_request[requested](dim, options)):
+            raise UserError(f"kernels.backend={requested}: {why}")
 
     def check_resets(self, options: Mapping[str, Value], asked: str, instead: str) -> None:
         """Raise UserError if the layer cannot zero its state at the start of a document.

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import wide_dtype
-from elman.ops.gated_delta import chunked, package
+from elman.ops.gated_delta import chunked, flash_qla, package
 
 Run = Callable[
     [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor | None],
@@ -58,5 +58,6 @@ def _unit(x_bthk: Tensor, scale: float) -> Tensor:
 BACKENDS: dict[str, Backend[Run]] = {
     "reference": Backend(_chunked),
     "triton": Backend(package.gated_delta_rule, narrow=True),
+    "flash_qla": Backend(flash_qla.gated_delta_rule, narrow=True),
 }
 """By the name that ``kernels.backend`` has."""

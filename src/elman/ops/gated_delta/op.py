@@ -48,10 +48,11 @@ def gated_delta_rule(
 
     Returns:
         Reads y_bthv and the state after the last step, in fp32 or wider; the reads of ``triton``
-        have the dtype of ``q``.
+        and ``flash_qla`` have the dtype of ``q``.
 
     Raises:
         ValueError: the state or a sequence has another shape, dtype or device than the rest.
+        UserError: the backend does not compute these sizes or this dtype.
     """
     of, chosen = "gated_delta_rule", BACKENDS[backend]
     sequences = (q_bthk, k_bthk, v_bthv, decay_bth, write_bth)

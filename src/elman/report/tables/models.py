@@ -117,7 +117,8 @@ def _facts(model: ModelConfig, params: int, state: StateSize | None, own_vocabul
     facts.append(("size", size))
     for cell in cells:
         of = f" for {cell.name}" if model.mixed else ""
-        facts.append(("backends", f"{', '.join(cell.backends)}{of}"))
+        asked = "".join(f", {name} on request" for name in cell.on_request)
+        facts.append(("backends", f"{', '.join(cell.backends)}{asked}{of}"))
     if state is not None:
         facts.append(("state", state_words(state)))
     packages = dict.fromkeys(cell.package for cell in cells if cell.package is not None)

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from elman.base.errors import UserError
 from elman.kernels.uncompiled import traced_as_constant
-from elman.models.backends import check_backend, choose_backend, norm_backend
+from elman.models.backends import calls_package, check_backend, choose_backend, norm_backend
 from elman.models.blocks.conv import CausalConv
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
@@ -121,6 +121,7 @@ class Mixer(nn.Module):
         self.settings = Settings(self.cell.parse_options(dim, options, named=frozenset(options)))
         self.runnable = self.cell.under(self.settings.values)
         self.backend = check_backend(self.runnable, backend)
+        self.cell.check_request(backend, dim, self.settings.values)
         self._chosen: dict[tuple[str, str], str] = {}
         self._shapes: dict[str, Shape] | None = None
         self.add_parameters({"device": device, "dtype": dtype})
@@ -267,7 +268,7 @@ class Mixer(nn.Module):
             backend: The backend that runs this call.
             x_btd: Its input.
         """
-        return self._own_kernels(x_btd.device.type) if backend == "triton" else backend
+        return self._own_kernels(x_btd.device.type) if calls_package(backend) else backend
 
     @traced_as_constant
     def _own_kernels(self, device_type: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from elman.base.errors import UserError
+from elman.kernels import flash_qla
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell, Option, Value
 
@@ -80,15 +81,27 @@ def no_resets(options: Mapping[str, Value]) -> str:
     return "its package has no reset of a row's state"
 
 
-def state_numbers(dim: int, options: Mapping[str, Value]) -> int:
-    """Return how many numbers the states of all heads of a layer have: heads x values x keys."""
+def _head_sizes(dim: int, options: Mapping[str, Value]) -> tuple[int, int, int]:
+    """Return the heads, and the keys and values of each."""
     given, size, ratio = options["n_heads"], options["head_dim"], options["expansion"]
     assert isinstance(given, int)
     assert isinstance(size, int)
     assert isinstance(ratio, float)
     heads = heads_of(dim, given)
     keys = size or dim // heads
-    return heads * keys * round(keys * ratio)
+    return heads, keys, round(keys * ratio)
+
+
+def state_numbers(dim: int, options: Mapping[str, Value]) -> int:
+    """Return how many numbers the states of all heads of a layer have: heads x values x keys."""
+    heads, keys, values = _head_sizes(dim, options)
+    return heads * keys * values
+
+
+def _of_flash_qla(dim: int, options: Mapping[str, Value]) -> str:
+    """Return why FlashQLA does not compute this layer, or an empty text."""
+    _, keys, values = _head_sizes(dim, options)
+    return flash_qla.refusal(keys, values, negative=options["allow_neg_eigval"] is True)
 
 
 def delta_rule_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
@@ -106,6 +119,7 @@ CELL = Cell(
     options=OPTIONS,
     backends=("reference", "triton"),
     rule=fits_heads,
+    on_request={flash_qla.NAME: _of_flash_qla},
     package="flash-linear-attention",
     scan_flops=delta_rule_flops,
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elman.models.backends import calls_package
 from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
@@ -192,7 +193,7 @@ class GatedDeltaNet(Mixer):
             return normed_bthv
         gate_bthv = linear(x_btd, self.g_proj.weight).unflatten(-1, (self.heads, -1))
         activation = self.settings.word("gate_activation")
-        if backend == "triton":
+        if calls_package(backend):
             return package.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
         normed_bthv = norm(y_bthv)
         activate = functional.silu if activation == "silu" else torch.sigmoid
