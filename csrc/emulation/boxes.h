@@ -115,6 +115,10 @@ void arrive(const Delivery& sent);
 // A copy of the block's own from global memory, piece by piece.
 void copy_to_box(unsigned char* to, const void* from, int bytes, size_t box);
 
+// A policy of the L2 cache by which a share of what is copied stays; and whether one is such.
+unsigned long long policy_of(float share);
+void check_policy(unsigned long long policy);
+
 bool let_one_arrive();
 
 // ---- a launch

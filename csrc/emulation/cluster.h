@@ -59,6 +59,12 @@ struct Boxes {
     to.at(bytes / (int)sizeof(T) - 1, 1);
     emulation::copy_to_box(target, from, bytes, place(box));
   }
+  template <class T>
+  DEVICE void copy(int box, sptr<T> to, const void* from, int bytes,
+                   unsigned long long policy) const {
+    emulation::check_policy(policy);
+    copy(box, to, from, bytes);
+  }
   DEVICE Remote of(int box, int rank) const { return remote_place(barriers + box * STRIDE, rank); }
 
  private:
@@ -68,6 +74,8 @@ struct Boxes {
     return emulation::shared_offset(barrier.at(0, 1));
   }
 };
+
+DEVICE unsigned long long keeping(float share) { return emulation::policy_of(share); }
 
 template <class... Words>
 DEVICE void deliver(Remote place, Remote barrier, Words... w) {

@@ -71,6 +71,13 @@ inline bool Assembly::boxes_run(const Instruction& i) {
   } else if (i.name == "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") {
     copy_to_box(shared.data() + value(o[0]), (const void*)value(o[1]), (int)value(o[2]),
                 value(o[3]));
+  } else if (i.name ==
+             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint") {
+    check_policy(value(o[4]));
+    copy_to_box(shared.data() + value(o[0]), (const void*)value(o[1]), (int)value(o[2]),
+                value(o[3]));
+  } else if (i.name == "createpolicy.fractional.L2::evict_last.L2::evict_first.b64") {
+    place(o[0]) = policy_of(number(o[1]));
   } else if (i.name.rfind("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes", 0) == 0) {
     deliver_run(i);
   } else {

@@ -28,10 +28,12 @@ LIMITS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-6}
 def stretches_of(text: str, args: ctypes.Structure) -> list[Stretch | None]:
     """Return the tensors of a launch, whose text says dtype and sizes."""
     match = re.search(r"TileConfig<(\S+), (\d+)(?:, \d+, (\d+), \d+)?>", text)
-    assert match, text
-    size, width = 4 if match[1] == "float" else 2, int(match[2])
+    tiles = re.search(r"TileProductConfig<(\d+), (\d+)", text)
+    found = ("bf16", tiles[1], tiles[2]) if tiles else match and match.groups()
+    assert found, text
+    size, width = 4 if found[0] == "float" else 2, int(found[1])
     if isinstance(args, RowProductArgs):
-        given, outputs = int(match[3]), args.outputs
+        given, outputs = int(found[2]), args.outputs
         read = {"x": given * width * size, "weight": outputs * width * size}
         written = {"y": given * outputs * size}
     else:
@@ -55,7 +57,10 @@ def emulate(
     library: emulator.Library, text: str, one: Launch, args: ctypes.Structure, seed: int = 1
 ) -> None:
     """Run one kernel of a translation unit on CPU tensors."""
-    kernels = library(text.replace("cuda/common/device.cuh", emulator.HEADER))
+    own = '#include "cuda/common/device.cuh"\n'
+    both = own + '#include "cuda/common/cluster.cuh"\n'
+    text = text.replace(both, f'#include "{emulator.CLUSTER_HEADER}"\n')
+    kernels = library(text.replace(own, f'#include "{emulator.HEADER}"\n'))
     declare(kernels, stretches_of(text, args))
     emulator.start(kernels, one, args, seed)
 

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.compiler
 
 HEADERS = ("emulation/fast_grid.h",)
 VALUES, HEADS, BLOCKS = 40, 2, 3
-SIZES = {"warps": 2, "slots": 4, "bulk": True, "held": 8}
+SIZES = {"warps": 2, "slots": 4, "bulk": True, "pass_rows": 16}
 SAMPLING = Sampling(0.9, 20, 0.95)
 
 
@@ -184,8 +184,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "row tiles that are not full": {"n_state": 12, "expansion": 2.0, "width": 48},
     "rows of other heads": {"n_state": 4, "n_heads": 6, "use_silu": False},
     "warps without a value": {"warps": 6, "slots": 1},
-    "rows in passes": {"held": 2, "use_gate": True, "use_conv": True},
-    "wide rows": {"width": 264, "hidden": 520, "held": 2},
+    "rows in passes": {"pass_rows": 4, "use_gate": True, "use_conv": True},
+    "wide rows": {"width": 264, "hidden": 520, "pass_rows": 4},
     "lanes that copy": {"width": 264, "hidden": 520, "slots": 2, "bulk": False},
     "warps for each chunk": {"width": 520, "n_heads": 6, "n_state": 48, "warps": 5},
     "e97": {"cell": E97, "n_heads": 2},

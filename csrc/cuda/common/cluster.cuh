@@ -94,6 +94,17 @@ struct Boxes {
         : "memory");
   }
 
+  // The same with a policy of keeping().
+  template <class T>
+  DEVICE void copy(int box, sptr<T> to, const void* from, int bytes,
+                   unsigned long long policy) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(bytes), "r"(at(box)), "l"(policy)
+        : "memory");
+  }
+
   // The barrier of a box, in the block of a rank.
   DEVICE Remote of(int box, int rank) const { return remote_place(barriers + box * STRIDE, rank); }
 
@@ -102,6 +113,15 @@ struct Boxes {
     return (unsigned)__cvta_generic_to_shared(barriers) + box * STRIDE;
   }
 };
+
+// How the L2 cache keeps what is copied: a share of it the longest, the rest the shortest.
+DEVICE unsigned long long keeping(float share) {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, %1;"
+               : "=l"(policy)
+               : "f"(share));
+  return policy;
+}
 
 // Sends words to a place aligned to all of them, and counts their bytes at the barrier of a box in
 // the same block. Returns at once; the words arrive together, in no order with other deliveries.

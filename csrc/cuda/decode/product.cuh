@@ -1,5 +1,7 @@
-// The products of a launch that writes text: a block has rows of every matrix. Its weights are in
-// shared memory before x is known.
+// The products of a launch that writes text: a block has adjacent rows of every matrix, and a few
+// lanes of it post all that these yield: words that many blocks write to one line of the L2 cache
+// take twice as long to arrive. Its weights are in shared memory before x is known, and where they
+// fit in registers.
 //
 // With BULK the copy engine brings a slot's rows, whole, and a box counts them; a warp that does
 // nothing else begins the copies. Else each lane copies what it reads, and looks at posts wait for
@@ -20,13 +22,14 @@ struct Products {
   Arena arena;
   sptr<unsigned long long> matrices;
   sptr<bf16> x;         // [B, MOST_INPUTS]
-  sptr<float> partial;  // [chunks, lines, lanes]: sums of the warps
+  sptr<float> partial;  // [chunks, lines]: sums of the warps
   const Boxes boxes;    // see step_config.cuh
   sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
   Pass<D> ahead;
   int slot = 0, step = 0;
   int used = 0, told = 0;  // passes whose weights were used, and of which bring_weights() knows
   unsigned round = 0;      // how often all slots were used
+  unsigned long long policy = 0;  // of the L2 cache, for the warp that brings weights
 
   DEVICE explicit Products(const DecodeArgs& args)
       : a(args),
@@ -39,29 +42,11 @@ struct Products {
 
   DEVICE unsigned turn() const { return (unsigned)a.turn + step + 1; }
 
-  // A row's part of the chunks, and the group of rows, that the warp has.
-  template <int KIND>
-  DEVICE int part() const {
-    constexpr int PARTS = D::parts(KIND);
-    return warp % PARTS;
-  }
-  template <int KIND>
-  DEVICE int group() const {
-    constexpr int PARTS = D::parts(KIND);
-    return warp / PARTS;
-  }
   // A place of a pass among the tasks of the grid.
   template <int KIND>
   DEVICE int task(int pass, int place) const {
-    constexpr int PLACES = D::at_a_pass(KIND);
-    return block + (pass * PLACES + place) * BLOCKS;
-  }
-
-  // A row of the warp's among those of the pass.
-  template <int KIND>
-  DEVICE int line(int n) const {
-    constexpr int T = D::at_once(KIND), GROUPS = D::groups(KIND);
-    return (n / T * GROUPS + group<KIND>()) * T + n % T;
+    constexpr int PASSES = D::passes(KIND), PLACES = D::at_a_pass(KIND);
+    return (block * PASSES + pass) * PLACES + place;
   }
 
   // A barrier of the warps that compute.
@@ -77,6 +62,7 @@ struct Products {
   // Begins the copies of every pass when it is told that its slot was used.
   DEVICE void bring_weights() {
     if (lane > 0) return;
+    policy = keeping(D::KEPT / 1000.0f);
     for (int pass = 0; ahead.step < a.steps; pass++) {
       const int to = pass % D::SLOTS;
       if (pass >= D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);
@@ -125,32 +111,31 @@ struct Products {
   // One thread begins the copies of whole rows, at most PACE bytes a clock.
   template <int KIND>
   DEVICE void fetch_whole(int to, const bf16* matrix, sptr<bf16> target) const {
-    constexpr int INPUTS = D::inputs(KIND), N = D::rows(KIND), PACE = 16;
+    constexpr int INPUTS = D::inputs(KIND), STRIDE = D::stride(KIND), N = D::rows(KIND), PACE = 16;
     boxes.expect(to, 2 * INPUTS * N);
 #pragma unroll 1
     for (int row = 0; row < N; row++) {
       const unsigned began = clock();
-      boxes.copy(to, target + row * INPUTS, matrix + (long long)row_of<KIND>(row) * INPUTS,
-                 2 * INPUTS);
+      boxes.copy(to, target + row * STRIDE, matrix + (long long)row_of<KIND>(row) * INPUTS,
+                 2 * INPUTS, policy);
       pause(began, 2 * INPUTS / PACE);
     }
   }
   // Each lane copies its own numbers.
   template <int KIND>
   DEVICE void fetch_own(const bf16* matrix, sptr<bf16> target) const {
-    constexpr int CHUNKS = D::own_chunks(KIND), INPUTS = D::inputs(KIND);
-    constexpr int GROUPS = D::groups(KIND), HELD = D::held(KIND) * D::at_once(KIND);
-    if (group<KIND>() >= GROUPS) return;
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-      const int row = line<KIND>(n);
+    constexpr int CHUNKS = D::own_chunks(KIND), INPUTS = D::inputs(KIND), N = D::rows(KIND);
+#pragma unroll 1
+    for (int row = RowTile::group(); row < N; row += 8) {
       const bf16* from = matrix + (long long)row_of<KIND>(row) * INPUTS;
+      for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
-        const int at = column<KIND>(c);
-        if (at < INPUTS)
-          copy_async<16>(cast<unsigned char>(target + (row * INPUTS + at)), from + at, 16);
-      }
+        for (int part = 0; part < RowTile::PARTS; part++) {
+          const int at = RowTile::column(warp + c * WARPS, part);
+          if (at < INPUTS)
+            copy_async<16>(cast<unsigned char>(target + (row * D::stride(KIND) + at)), from + at,
+                           16);
+        }
     }
   }
   // Waits for the rows of the slot that is next.
@@ -160,21 +145,43 @@ struct Products {
     else
       wait_copies<D::SLOTS - 1>();
   }
-  // The first of the lane's columns in a chunk of its warp.
+
+  // The lane's weights of a chunk.
+  struct Weights {
+    RowTile::Row tiles[D::TILES];
+  };
+  // Whether a warp has all its weights of a pass in registers before x is known.
+  HD static constexpr bool early(int kind) { return D::own_chunks(kind) == 1 && ROWS <= 2; }
+
+  // Reads weights from the slot that is next.
   template <int KIND>
-  DEVICE int column(int chunk) const {
-    constexpr int PARTS = D::parts(KIND);
-    return (part<KIND>() + chunk * PARTS) * D::CHUNK + lane * 8;
+  DEVICE void read_weights(Weights& to, int chunk) const {
+    constexpr int STRIDE = D::stride(KIND);
+    const sptr<bf16> from = slots + (slot * D::SLOT + RowTile::group() * STRIDE);
+#pragma unroll
+    for (int tile = 0; tile < D::tiles(KIND); tile++)
+      RowTile::read<D::inputs(KIND)>(
+          to.tiles[tile], from + tile * RowTile::ROWS * STRIDE, chunk,
+          chunk < D::chunks(KIND) && RowTile::group() + tile * RowTile::ROWS < D::rows(KIND));
+  }
+  // Those of a product's first pass, for product().
+  template <int KIND>
+  DEVICE void read_early(Weights& to) const {
+    if constexpr (early(KIND)) {
+      await();
+      read_weights<KIND>(to, warp);
+    }
   }
 
   // The block's rows of a matrix times x.
   template <int KIND, bool ORDERED = false>
-  DEVICE void product(int layer) {
-    constexpr int PASSES = D::passes(KIND), GROUPS = D::groups(KIND);
+  DEVICE void product(int layer, Weights& weights) {
+    constexpr int PASSES = D::passes(KIND);
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
-      await();
-      if (group<KIND>() < GROUPS) multiply<KIND>();
+      if (pass > 0) read_early<KIND>(weights);
+      if constexpr (!early(KIND)) await();
+      multiply<KIND>(weights);
       meet();
       post_sums<KIND, ORDERED>(layer, pass);
       used++;
@@ -188,50 +195,24 @@ struct Products {
     }
   }
 
-  // Leaves the lane's sums of each chunk, row and text. All numbers of a chunk are asked for before
-  // the first is used, and no branch keeps the rows from being multiplied side by side.
+  // Leaves the sums of each chunk of the warp, row and text.
   template <int KIND>
-  DEVICE void multiply() const {
-    constexpr int CHUNKS = D::own_chunks(KIND), ALL = D::chunks(KIND), LINES = D::lines(KIND);
-    constexpr int INPUTS = D::inputs(KIND), PARTS = D::parts(KIND);
-    constexpr int HELD = D::held(KIND) * D::at_once(KIND);
-    const sptr<bf16> weights = slots + slot * D::SLOT;
-#pragma unroll
+  DEVICE void multiply(Weights& weights) const {
+    constexpr int CHUNKS = D::own_chunks(KIND), LINES = D::lines(KIND), INPUTS = D::inputs(KIND);
+    const int text = lane % 4;
+#pragma unroll 1
     for (int c = 0; c < CHUNKS; c++) {
-      const int chunk = part<KIND>() + c * PARTS, at = column<KIND>(c);
-      if (CHUNKS * PARTS > ALL && chunk >= ALL) break;
-      const bool here = INPUTS % D::CHUNK == 0 || at < INPUTS;
-      Packed<8, bf16> x8[ROWS], w8[HELD];
-      float v[ROWS][8], y[HELD][ROWS] = {};
+      const int chunk = warp + c * WARPS;
+      if (chunk >= D::chunks(KIND)) break;
+      if constexpr (!early(KIND)) read_weights<KIND>(weights, chunk);
+      RowTile::Column v;
+      RowTile::read_x<INPUTS, ROWS>(v, x, D::MOST_INPUTS, chunk);
 #pragma unroll
-      for (int text = 0; text < ROWS; text++)
-        x8[text].read(x + (text * D::MOST_INPUTS + (here ? at : 0)));
-#pragma unroll
-      for (int n = 0; n < HELD; n++)
-        if (here) w8[n].read(weights + (line<KIND>(n) * INPUTS + at));
-#pragma unroll
-      for (int text = 0; text < ROWS; text++) {
-        x8[text].to(v[text]);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[text][i] = here ? v[text][i] : 0.0f;
-      }
-#pragma unroll
-      for (int n = 0; n < HELD; n++) {
-        float w[8];
-        w8[n].to(w);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          w[i] = here ? w[i] : 0.0f;
-#pragma unroll
-          for (int text = 0; text < ROWS; text++) y[n][text] = fused(w[i], v[text][i], y[n][text]);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < HELD; n++) {
-        const int first = chunk * LINES + line<KIND>(n) * ROWS;
-#pragma unroll
-        for (int text = 0; text < ROWS; text++)
-          store_one(partial + ((first + text) * 32 + lane), y[n][text]);
+      for (int tile = 0; tile < D::tiles(KIND); tile++) {
+        const float sum = RowTile::multiply(weights.tiles[tile], v);
+        const int row = tile * RowTile::ROWS + RowTile::group();
+        if (text < ROWS && row < D::rows(KIND))
+          store_one(partial + (chunk * LINES + row * ROWS + text), sum);
       }
     }
   }
@@ -243,33 +224,28 @@ struct Products {
                                 pack_bf16(low, high));
   }
 
-  // Adds up what all warps have, two sums to a word and a word to a warp, and posts the words.
+  // Adds up what all warps have, a sum to a lane and two to a word, and posts the words.
   template <int KIND, bool ORDERED>
   DEVICE void post_sums(int layer, int pass) const {
-    constexpr int T = D::at_once(KIND), LINES = D::lines(KIND), WORDS = D::at_a_pass(KIND) * PAIRS;
-    constexpr int ALL = D::chunks(KIND);
+    constexpr int T = D::at_once(KIND), LINES = D::lines(KIND), PLACES = D::at_a_pass(KIND);
+    constexpr int WORDS = PLACES * PAIRS;
 #pragma unroll
-    for (int i = 0; i < ceil_div(WORDS, WARPS); i++) {
-      const int word = i * WARPS + warp, place = word / PAIRS, pair = word % PAIRS;
+    for (int first = 0; first < 2 * WORDS; first += D::THREADS) {
+      if (first + warp * 32 >= 2 * WORDS) break;  // a whole warp at once
+      const int word = (first + thread_index()) / 2, upper = thread_index() % 2;
+      const int pair = PAIRS == 1 ? 0 : word / PLACES, place = word - pair * PLACES;
       const int to = task<KIND>(pass, place);
-      if (word >= WORDS || to >= D::tasks(KIND)) break;
-      const int line = place * T * ROWS + 2 * pair;
-      const bool two = T == 2 || 2 * pair + 1 < ROWS;
-      float low = 0.0f, high = 0.0f;
+      const int text = T == 2 ? 0 : 2 * pair + upper;
+      const int line = (T == 2 ? 2 * place + upper : place) * ROWS + text;
+      float y = 0.0f;
+      if (word < WORDS && text < ROWS) {
 #pragma unroll
-      for (int chunk = 0; chunk < ALL; chunk++) {
-        const sptr<float> here = partial + ((chunk * LINES + line) * 32 + lane);
-        low += load_one(here);
-        if (two) high += load_one(here + 32);
+        for (int chunk = 0; chunk < D::chunks(KIND); chunk++)
+          y += load_one(partial + (chunk * LINES + line));
       }
-      // Half of the lanes go on with each.
-      const bool upper = lane >= 16;
-      float y = upper ? high : low;
-      y += shuffle_xor(upper ? low : high, 16);
-#pragma unroll
-      for (int mask = 8; mask > 0; mask /= 2) y += shuffle_xor(y, mask);
-      const float other = shuffle_xor(y, 16);
-      if (lane == 0) put_word<KIND, ORDERED>(layer, to, pair, y, other);
+      const float other = shuffle_xor(y, 1);
+      if (!upper && word < WORDS && to < D::tasks(KIND))
+        put_word<KIND, ORDERED>(layer, to, pair, y, other);
     }
   }
 };

@@ -1,13 +1,13 @@
 // A model of matrix-state layers writes text in one launch: a byte of every text after another,
 // from the embedding to the draw. All blocks of the GPU run at the same time. A block owns rows of
 // every matrix, so it reads each weight once a byte; what the rows yield it posts to all others
-// (Posts of common/grid.cuh). Its warps share the rows and the columns of a product, and a few of
-// them add up what all have. Row tiles of the states are dealt to the warps of all blocks. The
+// (Posts of common/grid.cuh). Its warps share the columns of a product, and a few lanes add up what
+// all have. Row tiles of the states are dealt to the warps of all blocks. The
 // stream, its norms and the draw every block computes for itself. So there are three exchanges a
 // layer and no barrier of the grid. The weights of the next products are on their way to shared
 // memory all the time.
 //
-// Sums are in the order of the kernels that take the same steps one by one (row_product.cuh,
+// Sums are in the order of the kernels that take the same steps one by one (tile_product.cuh,
 // add_norm.cuh, the matrix-state engine), so that both write the same text.
 #pragma once
 #include "cuda/decode/product.cuh"
@@ -139,6 +139,7 @@ struct Decode : Products<D> {
   DEVICE int column(int i, int chunk) const {
     return (chunk * Norm::THREADS + unit(i) % Norm::WARPS * 32 + lane) * V;
   }
+  static constexpr bool FULL = WIDTH == 2 * Norm::THREADS * V;  // no column is beyond a row's end
 
   DEVICE void embed() {
 #pragma unroll
@@ -193,11 +194,11 @@ struct Decode : Products<D> {
 #pragma unroll
       for (int n = 0; n < Norm::WARPS; n++) all += load_one(sums + (text * Norm::WARPS + n));
       const float mean = all * (1.0f / WIDTH);
-      const float rstd = exact_quotient(1.0f, exact_root(mean + (float)a.eps));
+      const float rstd = exact_quotient(1.0f, exact_root(mean + a.eps));
 #pragma unroll
       for (int chunk = 0; chunk < 2; chunk++) {
         const int c = column(i, chunk);
-        if (c >= WIDTH) continue;
+        if (!FULL && c >= WIDTH) continue;
         float y[V];
 #pragma unroll
         for (int e = 0; e < V; e++) y[e] = stream[i][chunk][e] * (rstd * gain[i][chunk][e]);
@@ -506,21 +507,23 @@ struct Decode : Products<D> {
 
   static constexpr int LAST = D::PER_LAYER - 1;
 
+  // A product, whose x `make` leaves.
+  template <int KIND, bool ORDERED = false, class Make>
+  DEVICE void product_of(int layer, const Make& make) {
+    typename P::Weights weights;
+    this->template read_early<KIND>(weights);
+    make();
+    this->template product<KIND, ORDERED>(layer, weights);
+  }
+
   DEVICE void pass_layer(int layer) {
-    norm<LAST>(of_layer(layer, NORM), layer - 1);
-    this->template product<D::IN>(layer);
-    if constexpr (D::CELLS) {
-      activate_inner(layer);
-      this->template product<D::CELL>(layer);
-    }
+    product_of<D::IN>(layer, [&] { norm<LAST>(of_layer(layer, NORM), layer - 1); });
+    if constexpr (D::CELLS) product_of<D::CELL>(layer, [&] { activate_inner(layer); });
     recur(layer);
-    take_reads(layer);
-    this->template product<D::OUT>(layer);
+    product_of<D::OUT>(layer, [&] { take_reads(layer); });
     if constexpr (D::HIDDEN > 0) {
-      norm<D::OUT>(of_layer(layer, MLP_NORM), layer);
-      this->template product<D::MLP_IN>(layer);
-      swiglu(layer);
-      this->template product<D::MLP_OUT>(layer);
+      product_of<D::MLP_IN>(layer, [&] { norm<D::OUT>(of_layer(layer, MLP_NORM), layer); });
+      product_of<D::MLP_OUT>(layer, [&] { swiglu(layer); });
     }
   }
 
@@ -531,8 +534,7 @@ struct Decode : Products<D> {
       embed();
 #pragma unroll 1
       for (int layer = 0; layer < D::LAYERS; layer++) pass_layer(layer);
-      norm<LAST>(a.final_norm, D::LAYERS - 1);
-      this->template product<D::HEAD, TELLS>(D::LAYERS);
+      product_of<D::HEAD, TELLS>(D::LAYERS, [&] { norm<LAST>(a.final_norm, D::LAYERS - 1); });
       draw_all();
     }
   }

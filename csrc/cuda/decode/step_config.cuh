@@ -3,6 +3,7 @@
 #pragma once
 #include "cuda/add_norm/add_norm.cuh"
 #include "cuda/decode/draw.cuh"
+#include "cuda/decode/row_tile.cuh"
 #include "cuda/matrix_state/step.cuh"
 
 namespace elman {
@@ -27,7 +28,7 @@ struct DecodeArgs {
   void* posts;            // 8 bytes for every number that blocks hand over, zeros before the first
   long long steps, turn;  // turn: steps before this launch
   Sampling sampling;
-  double eps;
+  float eps;
 };
 
 // Model_: as the text of the translation unit declares it, see ops/decode/step.py.
@@ -85,42 +86,34 @@ struct DecodeConfig : Model_ {
   HD static constexpr int tasks(int kind) { return ceil_div(outputs(kind), at_once(kind)); }
   HD static constexpr int places(int kind) { return ceil_div(tasks(kind), BLOCKS); }
 
-  // Warps share the rows of a block and the chunks of a row: PARTS warps have the same rows, and
-  // GROUPS of warps the same chunks. Sums are in the order of row_product.cuh: a lane's numbers of
-  // a chunk, then the chunks, then the lanes.
-  static constexpr int CHUNK = 32 * 8;
-  HD static constexpr int chunks(int kind) { return ceil_div(inputs(kind), CHUNK); }
-  HD static constexpr int work(int kind, int parts) {
-    return ceil_div(chunks(kind), parts) * ceil_div(places(kind), WARPS / parts);
-  }
-  HD static constexpr int parts(int kind) {
-    int best = 1;
-    for (int n = 2; n <= least(chunks(kind), WARPS); n++)
-      if (work(kind, n) <= work(kind, best)) best = n;
-    return best;
-  }
-  HD static constexpr int groups(int kind) { return WARPS / parts(kind); }
-  HD static constexpr int own_chunks(int kind) { return ceil_div(chunks(kind), parts(kind)); }
-  // A warp has at most HELD rows at once; more are for another pass.
+  // A block has adjacent tasks, so that what it yields lies side by side. It multiplies them in
+  // passes of at most PASS_ROWS rows; its warps share the chunks of a row.
+  HD static constexpr int chunks(int kind) { return RowTile::chunks(inputs(kind)); }
+  HD static constexpr int own_chunks(int kind) { return ceil_div(chunks(kind), WARPS); }
   HD static constexpr int passes(int kind) {
-    return ceil_div(ceil_div(places(kind), groups(kind)), Model::HELD / at_once(kind));
-  }
-  HD static constexpr int held(int kind) {
-    return ceil_div(ceil_div(places(kind), groups(kind)), passes(kind));
+    return ceil_div(places(kind), Model::PASS_ROWS / at_once(kind));
   }
   // Of a pass: tasks of the block, its rows, and those for all texts.
-  HD static constexpr int at_a_pass(int kind) { return held(kind) * groups(kind); }
+  HD static constexpr int at_a_pass(int kind) { return ceil_div(places(kind), passes(kind)); }
   HD static constexpr int rows(int kind) { return at_a_pass(kind) * at_once(kind); }
   HD static constexpr int lines(int kind) { return rows(kind) * ROWS; }
+  HD static constexpr int tiles(int kind) { return ceil_div(rows(kind), RowTile::ROWS); }
+  static constexpr int TILES = ceil_div(Model::PASS_ROWS, RowTile::ROWS);
+  // Numbers from one row of a slot to the next: 64 bytes more than a multiple of 128, so that two
+  // rows of which a warp reads 64 bytes each have all banks.
+  HD static constexpr int stride(int kind) {
+    return inputs(kind) + (32 + 64 - inputs(kind) % 64) % 64;
+  }
   HD static constexpr int most_slot(int kind) {
-    const int slot = rows(kind) * inputs(kind);
+    const int slot = rows(kind) * stride(kind);
     return kind == HEAD ? slot : most(slot, most_slot(kind + 1));
   }
   HD static constexpr int most_partial(int kind) {
     return kind == HEAD ? chunks(kind) * lines(kind)
                         : most(chunks(kind) * lines(kind), most_partial(kind + 1));
   }
-  static constexpr int SLOT = most_slot(IN), PARTIAL = 32 * most_partial(IN);
+  static constexpr int SLOT = most_slot(IN), PARTIAL = most_partial(IN);
+  static_assert(Model::PASS_ROWS % 2 == 0, "two rows share a word");
 
   // ---- the words that blocks post: two numbers each, of two outputs or of two texts
 

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
+from elman.ops.common.abi_check import same
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.decode import launches
+from elman.ops.decode.shares import CHUNK
 
 MOST_ROWS = 4
 """Beyond these PyTorch's product is as fast."""
 _WARPS = 4
+_TALL, _MOST_WARPS = 8, 12  # outputs and warps of a block by tensor cores
 
 
 class RowProductArgs(ctypes.Structure):
@@ -55,15 +58,32 @@ def row_product(x_ri: Tensor, weight_oi: Tensor) -> Tensor:
     size = weight_oi.element_size()
     bits = x_ri.data_ptr() | weight_oi.data_ptr()
     vector = 16 // size if bits % 16 == 0 and width * size % 16 == 0 else 1
-    text = unit_text(weight_oi.dtype, width, vector, x_ri.numel() // width)
+    rows = x_ri.numel() // width
     args = RowProductArgs(x_ri.data_ptr(), weight_oi.data_ptr(), y_ro.data_ptr(), outputs)
-    launches.LAUNCH(text, [_grid(outputs)], args, weight_oi.device)
+    if weight_oi.dtype == torch.bfloat16 and vector > 1:
+        text, wanted = tile_text(width, rows), _tiles(outputs, width, rows)
+    else:
+        text, wanted = unit_text(weight_oi.dtype, width, vector, rows), _grid(outputs)
+    launches.LAUNCH(text, [wanted], args, weight_oi.device)
     return y_ro
 
 
 @cache
 def _grid(outputs: int) -> Launch:
     return Launch("row_product", math.ceil(outputs / _WARPS), 32 * _WARPS, early=True)
+
+
+@cache
+def _tiles(outputs: int, width: int, rows: int) -> Launch:
+    shared = 4 * math.ceil(width / CHUNK) * _TALL * rows
+    threads = 32 * _tile_warps(width)
+    return Launch("tile_product", math.ceil(outputs / _TALL), threads, shared, early=True)
+
+
+def _tile_warps(width: int) -> int:
+    """Return the fewest warps of which none has more chunks of a row than the most have to."""
+    chunks = math.ceil(width / CHUNK)
+    return math.ceil(chunks / math.ceil(chunks / _MOST_WARPS))
 
 
 @cache
@@ -80,15 +100,32 @@ def unit_text(
         device: Header that says what the kernel asks of the machine.
     """
     numbers = f"{CUDA_TYPES[dtype]}, {width}, {vector}, {rows}, {_WARPS}"
+    return _text([device], "row_product", f"elman::RowProductTileConfig<{numbers}>")
+
+
+@cache
+def tile_text(width: int, rows: int, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a translation unit for bf16, by tensor cores.
+
+    Args:
+        width: Numbers of a row, a multiple of 8.
+        rows: Rows of x.
+        device: As above.
+    """
+    config = f"elman::TileProductConfig<{width}, {rows}, {_tile_warps(width)}>"
+    tiles = same("G::TALL", _TALL, "row_product.py: outputs of a block")
+    return _text([device, "cuda/common/cluster.cuh"], "tile_product", config, tiles)
+
+
+def _text(headers: list[str], kernel: str, config: str, checks: str = "") -> str:
     size = ctypes.sizeof(RowProductArgs)
     return "\n".join(
         [
-            f'#include "{device}"',
-            '#include "cuda/decode/row_product.cuh"',
-            f"using G = elman::RowProductTileConfig<{numbers}>;",
-            f'static_assert(sizeof(elman::RowProductArgs) == {size}, "row_product.py");',
-            "ELMAN_KERNEL(row_product, G::THREADS, 1, elman::RowProductArgs, "
-            "elman::row_product<G>(a))",
+            *(f'#include "{header}"' for header in headers),
+            f'#include "cuda/decode/{kernel}.cuh"',
+            f"using G = {config};",
+            checks + same("sizeof(elman::RowProductArgs)", size, "row_product.py"),
+            f"ELMAN_KERNEL({kernel}, G::THREADS, 1, elman::RowProductArgs, elman::{kernel}<G>(a))",
             "",
         ]
     )

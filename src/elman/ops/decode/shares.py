@@ -1,4 +1,4 @@
-"""How the warps of a block share the rows and columns of a product; csrc/cuda/decode mirrors it."""
+"""How the blocks of a grid share the rows of a product; csrc/cuda/decode mirrors it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-CHUNK = 256
-"""Columns that a warp multiplies at once, 8 a lane."""
+CHUNK = 128
+"""Columns that a warp multiplies at once."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,7 @@ class Share:
         texts: Texts.
         at_once: Rows whose outputs share a word.
         blocks: Blocks of the grid.
-        warps: Warps of a block.
-        most: Rows that a warp has at once.
+        pass_rows: Most rows that a block multiplies in a pass.
     """
 
     outputs: int
@@ -29,52 +28,28 @@ class Share:
     texts: int
     at_once: int
     blocks: int
-    warps: int
-    most: int
+    pass_rows: int
 
-    @cached_property
+    @property
     def chunks(self) -> int:
         """Chunks of a row."""
         return _share(self.inputs, CHUNK)
 
     @cached_property
-    def places(self) -> int:
-        """Tasks of a block: as many rows as share a word."""
-        return _share(_share(self.outputs, self.at_once), self.blocks)
-
-    @cached_property
-    def parts(self) -> int:
-        """Warps that have the same rows: what gives each the least to do, and the fewest chunks."""
-        return min(range(min(self.chunks, self.warps), 0, -1), key=self._work)
-
-    def _work(self, parts: int) -> int:
-        return _share(self.chunks, parts) * _share(self.places, self.warps // parts)
-
-    @cached_property
-    def groups(self) -> int:
-        """Groups of warps that have the same columns."""
-        return self.warps // self.parts
-
-    @cached_property
-    def held(self) -> int:
-        """Tasks of a warp in a pass."""
-        tasks = _share(self.places, self.groups)
-        return _share(tasks, _share(tasks, self.most // self.at_once))
-
-    @property
     def rows(self) -> int:
         """Rows of a block in a pass."""
-        return self.held * self.groups * self.at_once
+        tasks = _share(_share(self.outputs, self.at_once), self.blocks)
+        return _share(tasks, _share(tasks, self.pass_rows // self.at_once)) * self.at_once
 
     @property
     def slot_bytes(self) -> int:
-        """Shared memory for the weights of a pass."""
-        return 2 * self.inputs * self.rows
+        """Shared memory for the weights of a pass, whose rows are apart by 64 bytes and 128 n."""
+        return 2 * (self.inputs + (96 - self.inputs % 64) % 64) * self.rows
 
     @property
     def partial_bytes(self) -> int:
         """Shared memory for the sums of all warps in a pass."""
-        return 4 * 32 * self.chunks * self.rows * self.texts
+        return 4 * self.chunks * self.rows * self.texts
 
 
 def _share(count: int, among: int) -> int:
