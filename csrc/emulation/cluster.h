@@ -75,7 +75,7 @@ struct Boxes {
   }
 };
 
-DEVICE unsigned long long keeping(float share) { return emulation::policy_of(share); }
+DEVICE unsigned long long passing() { return emulation::PASSING; }
 
 template <class... Words>
 DEVICE void deliver(Remote place, Remote barrier, Words... w) {

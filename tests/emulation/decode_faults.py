@@ -65,6 +65,37 @@ PRODUCT = {
         "no steps but the early ones": ("at < G::I; at += G::STEP", "false;"),
     },
 }
+TILE_PRODUCT = {
+    INDEX: {
+        "y by outputs, not by rows": ("row * a.outputs + output", "output * G::ROWS + row"),
+        "weights of the output after": ("a.weight + row * G::I", "a.weight + (row + 1) * G::I"),
+        "rows of the block before": ("first = block_index() * G::TALL", "first = 0"),
+        "halves of the columns exchanged": (
+            "second ? all.words[part][1] : all.words[part][0]",
+            "second ? all.words[part][0] : all.words[part][1]",
+        ),
+        "columns of the part before": ("part * 32 +", "part / 2 * 32 +"),
+        "x of the row after": ("x + of * pitch", "x + (of + 1) % WIDE * pitch"),
+        "sums of the output beside": (
+            "RowTile::group() * G::ROWS + row)",
+            "(RowTile::group() ^ 1) * G::ROWS + row)",
+        ),
+    },
+    SUM: {
+        "sum that does not begin at zero": ("sum[1] = {0.0f}", "sum[1] = {1.0f}"),
+        "one half of the columns": ("sums[0] + sums[3]", "sums[0]"),
+        "the same part twice": ("x.words[part][0], x", "x.words[0][0], x"),
+        "a chunk left out": ("n < G::CHUNKS; n++) sum", "n + 1 < G::CHUNKS; n++) sum"),
+    },
+    TAIL: {
+        "last output left out": ("output >= a.outputs", "output + 1 >= a.outputs"),
+        "weights of no output": ("row < a.outputs && chunk(n)", "chunk(n)"),
+        "weights of no chunk": ("&& chunk(n) < G::CHUNKS", ""),
+        "no chunks but the early ones": ("n < G::EACH; n++", "false;"),
+        "columns that are not there": ("(INPUTS % CHUNK == 0 || at < INPUTS)", "true"),
+        "rows of x that are not there": ("chunk, of < WIDE)", "chunk, true)"),
+    },
+}
 DRAW = {
     INDEX: {
         "number of the first step": (
@@ -184,17 +215,19 @@ def _library(text: str, root: Path) -> ctypes.CDLL:
         raise CompileError(refusal(refused)) from None
 
 
-def _engine(kernel: str, table: Table, tests: Callable[[], Tests]) -> Engine:
-    """Return the engine of a source under csrc/cuda/decode."""
-    file = f"cuda/decode/{kernel}.cuh"
+def _engine(kernel: str, table: Table, tests: Callable[[], Tests], *others: str) -> Engine:
+    """Return the engine of a source under csrc/cuda/decode, and of others that it shares."""
+    file, *parts = (f"cuda/decode/{name}.cuh" for name in (kernel, *others))
     barriers = [
         Fault(what, BARRIER, file, text, first=what.endswith(_OFTEN))
         for what, text in left_out(_MEETING, file)
     ]
-    return Engine(barriers + faults_of(table, file), partial(outcome, partial(_run, tests)))
+    faults = barriers + faults_of(table, file, *parts)
+    return Engine(faults, partial(outcome, partial(_run, tests)))
 
 
 ENGINES = {
     "row product": _engine("row_product", PRODUCT, _product_tests),
+    "tile product": _engine("tile_product", TILE_PRODUCT, _product_tests, "row_tile"),
     "draw": _engine("draw", DRAW, _draw_tests),
 }

@@ -93,6 +93,7 @@ def normal(*shape: int, dtype: torch.dtype, shift: int = 0) -> Tensor:
 
 # Rows, width and outputs.
 PRODUCTS = [(1, 1536, 9), (1, 37, 5), (4, 264, 6), (3, 8, 1), (2, 2305, 3), (1, 1, 4)]
+PRODUCTS += [(2, 1664, 9), (1, 6152, 3)]  # warps without a last chunk, and with more than fit
 
 
 @pytest.mark.parametrize("dtype", LIMITS)

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.compiler
 
 HEADERS = ("emulation/fast_grid.h",)
 VALUES, HEADS, BLOCKS = 40, 2, 3
-SIZES = {"warps": 2, "slots": 4, "bulk": True, "pass_rows": 16}
+SIZES = {"warps": 2, "slots": 3, "bulk": True, "pass_rows": 16}
 SAMPLING = Sampling(0.9, 20, 0.95)
 
 
@@ -328,17 +328,26 @@ FAULTS = {
         "if (pass >= D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);",
         "if (pass > D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);",
     ),
-    "weights that were used too early": (
+    "a slot that is still to be used": (
         PRODUCT,
-        "used - told > MOST",
-        "used + 1 - told > MOST",
+        "boxes.pass(D::USED_BOX + slot);",
+        "boxes.pass(D::USED_BOX + (slot + 1) % D::SLOTS);",
     ),
     "a barrier of some warps": (PRODUCT, "sync_first<D::THREADS>()", "sync_warp()"),
     "boxes that nobody made": (STEP, "thread_index() < D::BOXES", "thread_index() < D::SLOTS"),
     "a block that is not split": (STEP, "if constexpr (D::BULK) split_block<THREADS>();", ""),
-    "a turn that is not over": (STEP, "(unsigned)a.turn + step + 1", "(unsigned)a.turn + 1"),
-    "a row of the block beside": (PRODUCT, "line(KIND) + task;", "line(KIND) + (task ^ 1);"),
-    "signs of chunks": (PRODUCT, "low += load_one(here);", "low = load_one(here) - low;"),
+    "a turn that is not over": (PRODUCT, "((unsigned)a.turn + step)", "(unsigned)a.turn"),
+    "a row of the block beside": (
+        PRODUCT,
+        "line(KIND) + task, turn",
+        "line(KIND) + (task ^ 1), turn",
+    ),
+    "signs of chunks": (PRODUCT, "y += load_one(partial", "y = -y + load_one(partial"),
+    "weights of another chunk": (
+        PRODUCT,
+        "read_weights<KIND>(to, warp);",
+        "read_weights<KIND>(to, 0);",
+    ),
     "sums that others still write": (
         STEP,
         "store_one(sums + unit(i), squares);\n    }\n    meet();",
@@ -356,8 +365,10 @@ def test_a_fault_of_the_kernel_is_noticed(
     library = emulator.faulty(tmp_path, file, (texts[0], texts[1]))
     # Blocks read the past of a convolution that others wrote. Warps share the chunks of wide rows.
     options: dict[str, Any] = {"cell": E71, "use_conv": True} if "states" in fault else {}
-    if fault in ("sums before they are there", "sums in use are written to", "signs of chunks"):
+    if fault.startswith(("sums before", "sums in use", "signs", "weights in use are")):
         options |= {"width": 264}
+    if fault == "weights of another chunk":
+        options |= {"width": 136}
     if fault.startswith("copies"):
         monkeypatch.setitem(SIZES, "bulk", False)
     layer: Any = model_of(**options).layers[0]

@@ -27,8 +27,7 @@ struct Products {
   sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
   Pass<D> ahead;
   int slot = 0, step = 0;
-  int used = 0, told = 0;  // passes whose weights were used, and of which bring_weights() knows
-  unsigned round = 0;      // how often all slots were used
+  unsigned round = 0;             // how often all slots were used
   unsigned long long policy = 0;  // of the L2 cache, for the warp that brings weights
 
   DEVICE explicit Products(const DecodeArgs& args)
@@ -40,7 +39,10 @@ struct Products {
         boxes(arena, D::BOXES),
         slots(arena.take<bf16>(D::SLOT * D::SLOTS)) {}
 
-  DEVICE unsigned turn() const { return (unsigned)a.turn + step + 1; }
+  // Of a layer's words, or of the last product's.
+  DEVICE unsigned turn(int layer) const {
+    return ((unsigned)a.turn + step) * (D::LAYERS + 1) + layer + 1;
+  }
 
   // A place of a pass among the tasks of the grid.
   template <int KIND>
@@ -62,20 +64,12 @@ struct Products {
   // Begins the copies of every pass when it is told that its slot was used.
   DEVICE void bring_weights() {
     if (lane > 0) return;
-    policy = keeping(D::KEPT / 1000.0f);
+    policy = passing();
     for (int pass = 0; ahead.step < a.steps; pass++) {
       const int to = pass % D::SLOTS;
       if (pass >= D::SLOTS) boxes.wait(D::USED_BOX + to, pass / D::SLOTS - 1);
       fetch_kind<0>(to);
     }
-  }
-  // Tells it which slots were used, but for MOST of them: by one thread, behind a barrier. Copies
-  // that travel together with posts hold these up. So it is told when a norm has all that it waits
-  // for, and before that only where hardly a slot is left.
-  template <int MOST>
-  DEVICE void tell_used() {
-    if (thread_index() > 0) return;
-    for (; used - told > MOST; told++) boxes.pass(D::USED_BOX + told % D::SLOTS);
   }
 
   // Starts copying the rows of the pass ahead into a slot.
@@ -184,11 +178,10 @@ struct Products {
       multiply<KIND>(weights);
       meet();
       post_sums<KIND, ORDERED>(layer, pass);
-      used++;
-      if constexpr (D::BULK)
-        tell_used<(D::SLOTS > 2 ? D::SLOTS - 2 : 0)>();
-      else
+      if constexpr (!D::BULK)
         fetch(slot);
+      else if (thread_index() == 0)
+        boxes.pass(D::USED_BOX + slot);  // the slot was used
       slot = slot + 1 == D::SLOTS ? 0 : slot + 1;
       round += slot == 0;
       if (pass + 1 < PASSES) meet();
@@ -220,7 +213,7 @@ struct Products {
   // Posts a word of a task.
   template <int KIND, bool ORDERED>
   DEVICE void put_word(int layer, int task, int pair, float low, float high) const {
-    posts.template put<ORDERED>(D::posts(KIND, layer) + pair * D::line(KIND) + task, turn(),
+    posts.template put<ORDERED>(D::posts(KIND, layer) + pair * D::line(KIND) + task, turn(layer),
                                 pack_bf16(low, high));
   }
 

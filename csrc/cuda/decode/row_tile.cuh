@@ -1,11 +1,11 @@
 // Products of 8 rows of a matrix with up to 4 rows x, by tensor cores. A kernel of a single product
-// (tile_product.cuh) and one of whole steps (product.cuh) share them, so that both have one order of
-// sums: of the parts of a chunk of 128 columns, and then of the chunks.
+// (tile_product.cuh) and one of whole steps (product.cuh) share them, so that both have one order
+// of sums: of the parts of a chunk of 128 columns, and then of the chunks.
 //
 // With g = lane / 4 and c = lane % 4 a lane holds, of every 32 columns of row g, the 8 from 8 c on:
-// as it reads them, they are what multiply_tiles takes. A tile there has 16 rows. So a row is two of
-// them, with half of the columns each, and x n is the columns 2 n and 2 n + 1 of the other factor:
-// the first has the numbers that meet one half, the second those that meet the other.
+// as it reads them, they are what multiply_tiles takes. A tile there has 16 rows. So a row is two
+// of them, with half of the columns each, and x n is the columns 2 n and 2 n + 1 of the other
+// factor: the first has the numbers that meet one half, the second those that meet the other.
 #pragma once
 #include "cells/math.h"
 #include "cuda/common/pack.cuh"

@@ -119,7 +119,7 @@ struct Decode : Products<D> {
         if (word < WORDS)
           at[i] = D::posts(KIND, layer) + word / TASKS * D::line(KIND) + word % TASKS;
       }
-      posts.template take<N, ORDERED>(words, at, turn());
+      posts.template take<N, ORDERED>(words, at, turn(layer));
 #pragma unroll
       for (int i = 0; i < N; i++) {
         const int word = first + i * THREADS, text = word / TASKS * 2, output = word % TASKS * T;
@@ -185,7 +185,6 @@ struct Decode : Products<D> {
       if (lane == 0) store_one(sums + unit(i), squares);
     }
     meet();
-    if constexpr (D::BULK) this->template tell_used<0>();
 #pragma unroll
     for (int i = 0; i < D::UNITS; i++) {
       if (!has(i)) continue;
@@ -220,7 +219,7 @@ struct Decode : Products<D> {
       const int c = column(i, 2 * n / EACH) + 2 * n % EACH * (V / EACH);
       at[n] = c < WIDTH ? D::posts(KIND, layer) + D::word(KIND, text, c) : -1;
     }
-    posts.template take<EACH, false, 2>(words, at, turn());
+    posts.template take<EACH, false, 2>(words, at, turn(layer));
 #pragma unroll
     for (int chunk = 0; chunk < 2; chunk++) {
 #pragma unroll
@@ -347,7 +346,7 @@ struct Decode : Products<D> {
       if constexpr (CONVOLVES)
         read_past(layer, (int)at.batch, channel[n], past[n], tap[n], bias[n]);
     }
-    posts.template take<N>(found, words, turn());
+    posts.template take<N>(found, words, turn(layer));
 #pragma unroll
     for (int n = 0; n < N; n++) {
       if (channel[n] < 0) continue;
@@ -374,7 +373,7 @@ struct Decode : Products<D> {
     const int channel = (int)at.batch * D::MIXED + at.head * G::R + at.row_tile * G::ROWS + first;
 #pragma unroll
     for (int e = 0; e < N; e += EACH)
-      posts.put(D::reads(layer) + (channel + e) / EACH, turn(),
+      posts.put(D::reads(layer) + (channel + e) / EACH, turn(layer),
                 pack_bf16(out[e], EACH == 2 ? out[e + 1] : 0.0f));
   }
 
@@ -384,7 +383,7 @@ struct Decode : Products<D> {
     for (int pair = thread_index(); 2 * pair < D::READ_WORDS; pair += THREADS) {
       unsigned words[2];
       const int at[1] = {D::reads(layer) + 2 * pair};
-      posts.template take<1, false, 2>(words, at, turn());
+      posts.template take<1, false, 2>(words, at, turn(layer));
       const int text = EACH * pair / D::MIXED, channel = EACH * pair % D::MIXED;
       const sptr<bf16> to = x + (text * D::MOST_INPUTS + channel);
       if constexpr (EACH == 4)

@@ -133,7 +133,12 @@ struct DecodeConfig : Model_ {
     for (int i = 0; i < kind; i++) sum += PAIRS * line(i);
     return sum;
   }
-  HD static constexpr int reads(int layer) { return layer * before(PER_LAYER); }
+  // Two layers have words of their own, and then others have them again, so that all words stay in
+  // the L2 cache. A block posts for a layer when it has what all have posted of the one before,
+  // which they did behind all that they took of the one before that.
+  HD static constexpr int reads(int layer) {
+    return (layer == Model::LAYERS ? 2 : layer % 2) * before(PER_LAYER);
+  }
   HD static constexpr int posts(int kind, int layer) {
     return reads(layer) + (kind == HEAD ? 0 : before(kind));
   }

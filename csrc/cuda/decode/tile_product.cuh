@@ -1,6 +1,6 @@
-// y = x W^T for a few rows x in bf16, by tensor cores: the counterpart of row_product.cuh, which has
-// every other dtype. A block has 8 rows of W, its warps share the chunks of a row, and W is read
-// once.
+// y = x W^T for a few rows x in bf16, by tensor cores: the counterpart of row_product.cuh, which
+// has every other dtype. A block has 8 rows of W, its warps share the chunks of a row, and W is
+// read once.
 #pragma once
 #include "cuda/decode/row_product.cuh"
 #include "cuda/decode/row_tile.cuh"

@@ -36,14 +36,13 @@ MOST_ROWS = 4
 """Texts at a time; the products of more are PyTorch's, in an order of sums of its own."""
 _FASTER_WIDTH, _FASTER_WIDTH_OF_SEVERAL = 2432, 1536  # the widest models that were measured
 _MOST_WIDTH = 4096  # rows of a norm stay in registers up to here
-SHAPES = ((12, 4), (10, 2), (8, 2), (8, 1))
+SHAPES = ((12, 3), (12, 2), (8, 2), (8, 1))
 """Warps and slots for one text, the best first; tools/gpu/text.py measures others."""
 SEVERAL_SHAPES = ((12, 4), (8, 2), (8, 1))
 """The same for several texts."""
 BULK_SINCE = 9
 """The first compute capability whose copy engine brings rows, its first number. For several texts
 lanes that copy are faster by 2 to 5 %."""
-_KEPT_BYTES = 32 << 20  # of the weights, in an L2 cache of 50 MB
 _HEAD_BYTES = 4 * 2 * 32  # two numbers of a head for each lane
 _PASS_ROWS = (16, 8, 4)  # rows of a matrix in a pass; fewer for wide ones
 _OF_ROWS = ("v", "g0", "g1", "gate")
@@ -138,18 +137,11 @@ class StepConfig:
         ]
 
     @property
-    def kept(self) -> int:
-        """Thousandths of the weights that stay in the L2 cache from one step to the next."""
-        one = self.sizes
-        layer = sum(outputs * inputs for outputs, inputs in self.matrices)
-        weights = _HALF * (one.layers * layer + one.values * one.width)
-        return min(1000, 1000 * _KEPT_BYTES // weights)
-
-    @property
     def posts(self) -> int:
-        """Words that blocks post in a step: numbers of two outputs, or of two texts, each.
+        """Words for what blocks post: numbers of two outputs, or of two texts, each.
 
-        The first word of everything is an even one.
+        Two layers have words of their own, and then others have them again. The first word of
+        everything is an even one.
         """
         one, pairs = self.sizes, math.ceil(self.rows / 2)
         reads = self.rows * self.mixed // (2 if self.tile.staged_vector % 2 == 0 else 1)
@@ -158,7 +150,7 @@ class StepConfig:
             _round(math.ceil(count / 2) if self.rows == 1 else count, 2) * pairs
             for count in outputs
         )
-        return one.layers * of_layer + _round(one.values, 2) * pairs
+        return 2 * of_layer + _round(one.values, 2) * pairs
 
     @property
     def shared_bytes(self) -> int:
@@ -295,7 +287,6 @@ def unit_text(config: StepConfig, headers: tuple[str, ...] = ()) -> str:
         "WARPS": config.warps,
         "PASS_ROWS": config.pass_rows,
         "BULK": int(config.bulk),
-        "KEPT": config.kept,
         "SLOTS": config.slots,
         "LAYERS": one.layers,
         "WIDTH": one.width,
