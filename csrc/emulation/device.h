@@ -21,7 +21,10 @@ struct Arena {
 };
 
 DEVICE int thread_index() { return emulation::current->thread; }
-DEVICE int warp_index() { return thread_index() / 32; }
+// A GPU asks a lane of the warp, so all of its lanes have to come.
+DEVICE int warp_index() {
+  return emulation::exchange(thread_index() / 32, thread_index() & ~31, "warp_index");
+}
 DEVICE long long block_index() { return emulation::block_index; }
 DEVICE bool beyond(long long blocks) { return block_index() >= blocks; }
 

@@ -66,6 +66,12 @@ PRODUCT = {
     },
 }
 TILE_PRODUCT = {
+    BARRIER: {
+        "lanes that ask for their warp alone": (
+            "chunk(n) * G::SUMS + RowTile::group()",
+            "(warp_index() + n * G::WARPS) * G::SUMS + RowTile::group()",
+        ),
+    },
     INDEX: {
         "y by outputs, not by rows": ("row * a.outputs + output", "output * G::ROWS + row"),
         "weights of the output after": ("a.weight + row * G::I", "a.weight + (row + 1) * G::I"),
