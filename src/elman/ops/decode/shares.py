@@ -35,11 +35,20 @@ class Share:
         """Chunks of a row."""
         return _share(self.inputs, CHUNK)
 
+    @property
+    def tasks(self) -> int:
+        """Tasks of a block: as many rows as share a word."""
+        return _share(_share(self.outputs, self.at_once), self.blocks)
+
+    @property
+    def passes(self) -> int:
+        """Passes of a block."""
+        return _share(self.tasks, self.pass_rows // self.at_once)
+
     @cached_property
     def rows(self) -> int:
         """Rows of a block in a pass."""
-        tasks = _share(_share(self.outputs, self.at_once), self.blocks)
-        return _share(tasks, _share(tasks, self.pass_rows // self.at_once)) * self.at_once
+        return _share(self.tasks, self.passes) * self.at_once
 
     @property
     def slot_bytes(self) -> int:

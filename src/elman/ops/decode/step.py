@@ -137,6 +137,15 @@ class StepConfig:
         ]
 
     @property
+    def in_step(self) -> bool:
+        """Whether the copy that begins behind a pass is that of the same pass, layers ahead.
+
+        Then the largest copy travels with the numbers that the recurrences wait for, which costs 3
+        to 10 % of a step on an H100.
+        """
+        return self.slots % sum(share.passes for share in self.shares[:-1]) == 0
+
+    @property
     def posts(self) -> int:
         """Words for what blocks post: numbers of two outputs, or of two texts, each.
 
@@ -221,11 +230,14 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     tile = replace(tile, align=_align(found, sizes))
     blocks = min(device.multiprocessors, sizes.values, sizes.channels, sizes.width)
     bulk = rows == 1 and device.major >= BULK_SINCE
-    for pass_rows, shape in product(_PASS_ROWS, SHAPES if rows == 1 else SEVERAL_SHAPES):
-        config = StepConfig(sizes, rows, tile, blocks, *shape, bulk, pass_rows)
-        if config.shared_bytes <= device.shared_bytes and _WARP * config.warps >= sizes.values:
-            return config
-    return None
+    shapes = product(_PASS_ROWS, SHAPES if rows == 1 else SEVERAL_SHAPES)
+    configs = [StepConfig(sizes, rows, tile, blocks, *one, bulk, most) for most, one in shapes]
+    found = (
+        config
+        for config in sorted(configs, key=lambda config: bulk and config.in_step)
+        if config.shared_bytes <= device.shared_bytes and _WARP * config.warps >= sizes.values
+    )
+    return next(found, None)
 
 
 def _align(found: TileConfig, sizes: Sizes) -> int:
