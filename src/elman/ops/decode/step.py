@@ -232,12 +232,10 @@ def choose_config(sizes: Sizes, rows: int, device: Limits) -> StepConfig | None:
     bulk = rows == 1 and device.major >= BULK_SINCE
     shapes = product(_PASS_ROWS, SHAPES if rows == 1 else SEVERAL_SHAPES)
     configs = [StepConfig(sizes, rows, tile, blocks, *one, bulk, most) for most, one in shapes]
-    found = (
-        config
-        for config in sorted(configs, key=lambda config: bulk and config.in_step)
-        if config.shared_bytes <= device.shared_bytes and _WARP * config.warps >= sizes.values
-    )
-    return next(found, None)
+    for config in sorted(configs, key=lambda config: bulk and config.in_step):
+        if config.shared_bytes <= device.shared_bytes and _WARP * config.warps >= sizes.values:
+            return config
+    return None
 
 
 def _align(found: TileConfig, sizes: Sizes) -> int:
