@@ -57,6 +57,7 @@ MODULES = {
             "attention",
             "first_use",
             "text",
+            "exchange",
         )
     },
 }
