@@ -46,21 +46,21 @@ def gated_delta_rule(
     wide = wide_dtype(q_bthk.dtype)
     step_bth = functional.softplus(decay_bth.to(wide) + dt_bias_h.to(wide))
     rule, unit = _rule(), _norm().l2norm
-    y_bthv, last_bhvk = rule.chunk_gated_delta_rule(
+    y_bthv, last_bhkv = rule.chunk_gated_delta_rule(
         q=unit(q_bthk),
         k=unit(k_bthk),
         v=v_bthv,
         g=step_bth * -a_log_h.to(wide).exp(),
         beta=write_bth.to(wide).sigmoid(),
         scale=q_bthk.shape[3] ** -0.5,
-        initial_state=state_bhvk,
+        # The package's own layout of a state: its kernels for the other one were not compared.
+        initial_state=None if state_bhvk is None else state_bhvk.mT.contiguous(),
         output_final_state=True,
-        state_v_first=True,
         # Otherwise a single row is cut into pieces that start from estimated states, and sizes
         # are read back from the GPU, which no CUDA graph can hold.
         auto_cp=False,
     )
-    return y_bthv, last_bhvk
+    return y_bthv, last_bhkv.mT
 
 
 def _require_narrow(dtype: torch.dtype) -> None:
