@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from elman.cli.main import main
-from elman.report.comparison.audit.audit import Audit
+from elman.report.comparison.audit.audit import METHOD, Audit
 from elman.report.comparison.audit.endings import fall
 from elman.report.comparison.audit.finding import State
 from elman.report.comparison.audit.table import CHECKS, KEYS
@@ -510,6 +511,8 @@ def test_page_and_markdown_show_every_row(sweep: FakeSweep) -> None:
         assert "not equal" in text
         assert "held equal" in text
     assert "<h2>Audit</h2>" in page_text(report)
+    assert all(f">{text}</p>" in unescape(page_text(report)) for text in METHOD)
+    assert "\n\n".join(METHOD) in markdown_text(report)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from elman.cli.main import main
 from elman.report.comparison.ladder import Ladder
-from elman.report.comparison.ladder_text import limits, tables, verdict_sentence
+from elman.report.comparison.ladder_text import METHOD, limits, tables, verdict_sentence
 from elman.report.comparison.page import page_text
 from elman.report.comparison.plots import page_pictures
 from elman.report.comparison.report_data import Report, make_report
@@ -170,6 +171,8 @@ def test_a_page_has_the_block_and_its_pictures(finished: FakeLadder, tmp_path: P
     assert "held out" in pictures.plots[0].svg
     assert "predicted" in pictures.plots[0].svg
     assert "e88 leads" in markdown_text(report)
+    assert all(f">{text}</p>" in unescape(page) for text in METHOD)
+    assert "\n\n".join(METHOD) in markdown_text(report)
 
 
 def test_sizes_of_a_ladder_are_declared_in_the_audit(finished: FakeLadder) -> None:

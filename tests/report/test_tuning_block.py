@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from elman.report.comparison.tuned_text import (
     sentences,
     table_of,
 )
+from elman.report.comparison.verdict import METHOD
 from elman.report.comparison.write import csv_text, markdown_text
 
 from .fake_sweep import FakeSweep
@@ -315,6 +317,13 @@ def test_who_wins_has_numbers_and_no_second_verdict(sweep: FakeSweep) -> None:
     assert "at equal steps" in line
     assert "worse" not in line
     assert "distinguishable" not in line
+
+
+def test_page_and_markdown_say_how_the_verdict_is_given(sweep: FakeSweep) -> None:
+    two_arms(sweep)
+    report = make_report([sweep.folder])
+    assert all(f">{text}</p>" in unescape(page_text(report)) for text in METHOD)
+    assert "\n\n".join(METHOD) in markdown_text(report)
 
 
 def test_csv_has_a_line_for_each_arm(sweep: FakeSweep) -> None:

@@ -100,7 +100,7 @@ def test_arms_without_two_seeds_get_no_verdict_and_a_reason() -> None:
 
 
 def test_the_page_describes_the_method() -> None:
-    assert METHOD in PAGE.read_text()
+    assert "\n\n".join(METHOD) in PAGE.read_text()
 
 
 def test_equal_scores_are_not_told_apart_and_certain_ones_are() -> None:

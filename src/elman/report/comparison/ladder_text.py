@@ -28,15 +28,18 @@ from elman.tuning.power_law import DRAWS, SHARE, Crossing, Fit
 TITLE = "The ladder"
 JSON_MARK = '"written_by": "elman mode=report (ladder)"'
 METHOD = (
-    "Each family is trained at several sizes N with bytes in proportion to N, and E + A N^-a is "
-    "fitted to its mean scores, N in millions of parameters; over compute, N is training "
-    f"operations in units of 1e15. E, A and a are not below 0. Intervals hold {SHARE:.0%} of "
-    f"{DRAWS:,} resamples (Efron and Tibshirani 1993) of sizes, at least three different ones, and "
-    "of the seeds' distances from their means, widened as Student's t is for few seeds. The "
-    "prediction is made from the smaller sizes alone. sweep.json has it with its time, before the "
-    "runs of the largest size begin. Rates of sizes without trials are on the line through the "
-    "logarithms of the best rates and widths of those that have trials."
+    "Each family is trained at several sizes, with bytes in proportion to the number of parameters "
+    "N. The law E + A N^-a is fitted to its mean scores, with N in millions. In the law over "
+    "compute, N is training operations in units of 1e15. E, A and a are not below 0.",
+    f"An interval holds {SHARE:.0%} of {DRAWS:,} resamples (Efron and Tibshirani 1993). A resample "
+    "draws sizes, at least three different ones, and the noise of their seeds. The noise is drawn "
+    "from the seeds' distances from their means, widened as Student's t is for few seeds.",
+    "The prediction is made from the smaller sizes alone. sweep.json has it with its time, before "
+    "the runs of the largest size begin.",
+    "Sizes without trials take their rates from a line. It goes through the logarithms of the best "
+    "rates and widths of the sizes that have trials.",
 )
+"""How a ladder is read, in paragraphs."""
 _FAMILY_HEADS = ("family", "sizes", "E", "A", "a", "a over compute")
 _LAST_HEADS = ("family", "size", "predicted", "recorded", "measured", "missed by", "inside")
 _RATE_HEADS = (
@@ -269,7 +272,7 @@ def _parts(ladder: Ladder) -> Iterator[Any]:
         yield from (Title(title), one)
     yield Title("Limits")
     yield Items([Item(line) for line in limits(ladder)], "notes")
-    yield Fold("How a ladder is read", [Text(METHOD)])
+    yield Fold("How a ladder is read", [Text(text) for text in METHOD])
 
 
 def print_ladders(console: Console, ladders: Sequence[Ladder]) -> None:

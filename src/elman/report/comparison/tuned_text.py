@@ -298,7 +298,7 @@ def _parts(sweep: TunedSweep) -> Iterator[Any]:
     yield table_of(sweep)
     yield Text(f"{care_line(sweep)} {rank_line(sweep)}")
     yield Text(NOT_CORRECTED, "caption")
-    yield Fold("How the verdict is given", [Text(METHOD)])
+    yield Fold("How the verdict is given", [Text(text) for text in METHOD])
 
 
 def print_tuning(console: Console, sweeps: Sequence[TunedSweep]) -> None:

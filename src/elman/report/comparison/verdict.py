@@ -28,17 +28,20 @@ ONE_SEED = "one seed, so its noise is unknown"
 Goal = Literal["minimize", "maximize"]
 
 METHOD = (
-    "Only runs at full budget with fresh seeds enter: never a trial, because a setting is chosen "
-    "for having a good trial. The arm with the best mean leads. It may lead by luck, so a "
-    "difference has to hold among all pairs of arms and not only against the leader: its p is "
-    "adjusted by Holm (1979) over all pairs, which corrects for the number of comparisons and for "
-    "having chosen the leader by its result. Arms are paired by seed. The noise is that of all "
-    "arms together, as in a block design (Tukey 1953). The arm's own seeds must say the same, by "
-    "Student's paired t (1908) at 5 %, because an arm may be noisier than the others. An interval "
-    "is the wider one of these two, so it excludes zero where, and only where, a difference is "
-    "told from noise."
+    "Only runs at full budget with fresh seeds count. A trial never does, because a setting is "
+    "chosen for having a good trial.",
+    "The arm with the best mean leads. It may lead by luck, so a difference has to hold among all "
+    "pairs of arms, and not only against the leader. For this its p is adjusted by Holm (1979) "
+    "over all pairs, and has to stay below 5 %. This corrects for the number of comparisons, and "
+    "for having chosen the leader by its result.",
+    "Arms are paired by seed. The noise is that of all arms together, as in a block design "
+    "(Tukey 1953).",
+    "An arm may be noisier than the others. So the two arms' own seeds must say the same, by "
+    "Student's paired t (1908) at 5 %.",
+    "Each of these two tests has an interval, and the wider one is given. It excludes zero if, and "
+    "only if, the difference is told from noise.",
 )
-"""How arms are compared, in one paragraph."""
+"""How arms are compared, in paragraphs."""
 
 
 @dataclass(frozen=True)

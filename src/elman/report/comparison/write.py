@@ -12,6 +12,7 @@ from elman.base.whole_file import put_text
 from elman.evaluation.result import DEFINITIONS
 from elman.published import PublishedResult
 from elman.report.comparison.audit.audit import JSON_MARK
+from elman.report.comparison.audit.audit import METHOD as AUDIT_METHOD
 from elman.report.comparison.audit.audit import TITLE as AUDIT
 from elman.report.comparison.audit.finding import State
 from elman.report.comparison.blocks import (
@@ -234,10 +235,11 @@ def markdown_text(report: Report) -> str:
 
 
 def _audit(report: Report) -> list[str]:
-    """Return the audit as a heading and a table; nothing if nothing is compared."""
+    """Return the audit as paragraphs and a table; nothing if nothing is compared."""
     if not report.audit.rows:
         return []
-    return [f"{AUDIT}:", markdown_table(report.audit.table(*State))]
+    method = map(plain_markdown, AUDIT_METHOD)
+    return [f"{AUDIT}:", *method, markdown_table(report.audit.table(*State))]
 
 
 def _code(command: str) -> str:

@@ -14,10 +14,11 @@ from elman.report.comparison.blocks import Fold, Head, Line, Table, Text
 
 TITLE = "Audit"
 METHOD = (
-    "What was held equal between the rows, as far as their files say. Not known: the files do not "
-    "say, which is not the same as equal. Declared: it differs because the command says so, or "
-    "report.allow does."
+    "The audit says what was held equal between the rows, as far as their files show it.",
+    "Not known: the files do not say. This is not the same as equal.",
+    "Declared: it differs because the command says so, or report.allow does.",
 )
+"""What an audit says and what its states mean, in paragraphs."""
 JSON_MARK = '"written_by": "elman mode=report"'
 HEADS = ("what", "state", "what the files say")
 _ALLOWED = "report.allow"
@@ -99,7 +100,7 @@ class Audit:
         """Return the parts of its block on the page."""
         if not self.rows:
             return []
-        shown: list[Any] = [Text(METHOD, "caption")]
+        shown: list[Any] = [Text(text, "caption") for text in METHOD]
         if self.of(State.UNEQUAL, State.UNKNOWN):
             shown.append(self.table(State.UNEQUAL, State.UNKNOWN))
         if rest := self.of(State.DECLARED, State.EQUAL):
