@@ -39,25 +39,47 @@ struct ExchangeArgs {
 constexpr int LAYOUT = @layout@, PACE = @pace@, BLOCKS = @blocks@, WORDS = @words@;
 constexpr int COPIED = @copied@, WARPS = @warps@, SLOTS = 4, AREA = BLOCKS * 8;
 
-// Copies until the others are done, SLOTS of them on their way.
-DEVICE void copy_along(const ExchangeArgs& a, const Boxes& boxes, sptr<unsigned char> room,
-                       const volatile int* over) {
-  long long at = block_index() * COPIED;
-  unsigned began = clock();
-  unsigned n = 0;
-  for (; !*over || n % SLOTS; n++) {
-    const int slot = n % SLOTS;
-    if (n >= SLOTS) boxes.wait(slot, n / SLOTS - 1);
-    while ((unsigned)clock() - began < COPIED / (PACE > 0 ? PACE : 1)) {
-    }
-    began = clock();
-    boxes.expect(slot, COPIED);
-    boxes.copy(slot, room + slot * COPIED, (const unsigned char*)a.weights + at, COPIED);
-    at += (long long)BLOCKS * COPIED;
-    if (at + COPIED > a.bytes) at = block_index() * COPIED;
+// A block whose last warp copies until the others are done.
+struct Block {
+  Arena arena;
+  const sptr<int> over;
+  const Boxes boxes;
+  const sptr<unsigned char> room;
+
+  DEVICE Block()
+      : over(arena.take<int>(1)),
+        boxes(arena, SLOTS),
+        room(arena.take<unsigned char>(SLOTS * COPIED)) {
+    if (thread_index() < SLOTS) boxes.make(thread_index());
+    if (thread_index() == 0) *over = 0;
+    sync_block();
   }
-  for (int slot = 0; n > 0 && slot < SLOTS; slot++) boxes.wait(slot, n / SLOTS - 1);
-}
+  // Whether the warp is another one; the last one returns when all that it began has come.
+  DEVICE bool waits(const ExchangeArgs& a) const {
+    if (warp_index() < WARPS) return true;
+    if (PACE > 0 && thread_index() % 32 == 0) copy_along(a);
+    return false;
+  }
+  DEVICE void end() const { *(volatile int*)over = 1; }
+
+  // SLOTS copies are on their way.
+  DEVICE void copy_along(const ExchangeArgs& a) const {
+    long long at = block_index() * COPIED;
+    unsigned began = clock();
+    unsigned n = 0;
+    for (; !*(const volatile int*)over || n % SLOTS; n++) {
+      const int slot = n % SLOTS;
+      if (n >= SLOTS) boxes.wait(slot, n / SLOTS - 1);
+      pause(began, COPIED / (PACE > 0 ? PACE : 1));
+      began = clock();
+      boxes.expect(slot, COPIED);
+      boxes.copy(slot, room + slot * COPIED, (const unsigned char*)a.weights + at, COPIED);
+      at += (long long)BLOCKS * COPIED;
+      if (at + COPIED > a.bytes) at = block_index() * COPIED;
+    }
+    for (int slot = 0; n > 0 && slot < SLOTS; slot++) boxes.wait(slot, n / SLOTS - 1);
+  }
+};
 
 DEVICE void post_all(const Posts& posts, int area, unsigned turn) {
   const int block = (int)block_index(), lane = thread_index() % 32, warp = warp_index();
@@ -75,17 +97,8 @@ DEVICE void post_all(const Posts& posts, int area, unsigned turn) {
 }
 
 DEVICE void exchange(const ExchangeArgs& a) {
-  Arena arena;
-  const sptr<int> over = arena.take<int>(1);
-  const Boxes boxes(arena, SLOTS);
-  const sptr<unsigned char> room = arena.take<unsigned char>(SLOTS * COPIED);
-  if (thread_index() < SLOTS) boxes.make(thread_index());
-  if (thread_index() == 0) *over = 0;
-  sync_block();
-  if (warp_index() == WARPS) {
-    if (PACE > 0 && thread_index() % 32 == 0) copy_along(a, boxes, room, over);
-    return;
-  }
+  const Block block;
+  if (!block.waits(a)) return;
   constexpr int PAIRS = LAYOUT == 2 ? 2 * BLOCKS : (WORDS * BLOCKS + 1) / 2;
   static_assert(PAIRS <= 64 * WARPS, "two pairs a thread");
   const Posts posts{(unsigned long long*)a.posts};
@@ -105,23 +118,14 @@ DEVICE void exchange(const ExchangeArgs& a) {
   }
   if (thread_index() == 0) {
     ((unsigned long long*)a.clocks)[block_index()] = clock64() - before;
-    *(volatile int*)over = 1;
+    block.end();
   }
 }
 
 // One thread of a block looks at one word after another.
 DEVICE void look(const ExchangeArgs& a) {
-  Arena arena;
-  const sptr<int> over = arena.take<int>(1);
-  const Boxes boxes(arena, SLOTS);
-  const sptr<unsigned char> room = arena.take<unsigned char>(SLOTS * COPIED);
-  if (thread_index() < SLOTS) boxes.make(thread_index());
-  if (thread_index() == 0) *over = 0;
-  sync_block();
-  if (warp_index() == WARPS) {
-    if (PACE > 0 && thread_index() % 32 == 0) copy_along(a, boxes, room, over);
-    return;
-  }
+  const Block block;
+  if (!block.waits(a)) return;
   if (thread_index() > 0) return;
   unsigned long long sum = 0;
   for (long long n = 0; n < a.turns; n++) {
@@ -131,12 +135,12 @@ DEVICE void look(const ExchangeArgs& a) {
     unsigned long long seen;
     asm volatile("mov.u32 %0, %%clock;" : "=r"(began)::"memory");
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(word) : "memory");
-    if (seen == 77) *(volatile int*)over = 2;  // waits for what was seen
+    if (seen == 77) block.end();  // waits for what was seen
     asm volatile("mov.u32 %0, %%clock;" : "=r"(ended)::"memory");
     sum += ended - began;
   }
   ((unsigned long long*)a.clocks)[block_index()] = sum;
-  *(volatile int*)over = 1;
+  block.end();
 }
 }  // namespace elman
 ELMAN_GRID_KERNEL(exchange, 32 * (elman::WARPS + 1), elman::ExchangeArgs, elman::exchange(a))
