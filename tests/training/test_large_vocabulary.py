@@ -75,9 +75,13 @@ def trained(config: RunConfig, *, graph: bool = False, parts: int = 1) -> list[T
 
 
 def assert_near(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    """Compare losses, norms and weights; optimizers make rounding larger."""
-    for found, expected in zip(one, other, strict=True):
-        limit = 1e-4 if expected.ndim else 1e-5
+    """Compare losses, norms and weights.
+
+    Optimizers make rounding larger: in weights, and in norms of gradients behind the first update.
+    """
+    for place, (found, expected) in enumerate(zip(one, other, strict=True)):
+        updated_norm = place % 2 == 1 and place > 1
+        limit = 1e-4 if expected.ndim or updated_norm else 1e-5
         assert float((found - expected).norm()) <= limit * float(expected.norm())
 
 
