@@ -78,10 +78,11 @@ def assert_near(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
     """Compare losses, norms and weights.
 
     Optimizers make rounding larger: in weights, and in norms of gradients behind the first update.
+    The third of these changes by 8e-6 if weights begin with other last bits, of one position a row.
     """
     for place, (found, expected) in enumerate(zip(one, other, strict=True)):
         updated_norm = place % 2 == 1 and place > 1
-        limit = 1e-4 if expected.ndim or updated_norm else 1e-5
+        limit = 1e-4 if expected.ndim else 4e-5 if updated_norm else 1e-5
         assert float((found - expected).norm()) <= limit * float(expected.norm())
 
 

@@ -24,7 +24,7 @@ struct Products {
   sptr<bf16> x;         // [B, MOST_INPUTS]
   sptr<float> partial;  // [chunks, lines]: sums of the warps
   const Boxes boxes;    // see step_config.cuh
-  sptr<bf16> slots;     // [SLOTS, rows of a pass, inputs]
+  sptr<bf16> slots;     // [SLOTS, rows of a pass, stride]
   Pass<D> ahead;
   int slot = 0, step = 0;
   unsigned round = 0;             // how often all slots were used

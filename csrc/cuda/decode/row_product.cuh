@@ -1,7 +1,7 @@
 // y = x W^T for a few rows x, as one byte of text after another asks for: W is read once, and a
 // warp owns a number of y, so that nothing waits for anything but memory. Sums are in fp32. A lane
-// sums V numbers of each step by themselves and then the steps; a kernel that lets several warps
-// share a row (step.cuh) has the same order.
+// sums V numbers of each step by themselves and then the steps. bf16 on a boundary of 16 bytes is
+// for tile_product.cuh.
 #pragma once
 #include "cuda/common/pack.cuh"
 

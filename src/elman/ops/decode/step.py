@@ -140,8 +140,7 @@ class StepConfig:
     def in_step(self) -> bool:
         """Whether the copy that begins behind a pass is that of the same pass, layers ahead.
 
-        Then the largest copy travels with the numbers that the recurrences wait for, which costs 3
-        to 10 % of a step on an H100.
+        Then a step takes 3 to 10 % longer on an H100 (docs/performance.md, 2026-11-28).
         """
         return self.slots % sum(share.passes for share in self.shares[:-1]) == 0
 
